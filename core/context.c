@@ -1,0 +1,254 @@
+/* The context: options, memory, the first error, the log. */
+#include "core/internal.h"
+#include "core/onednn.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* What td_open returns when not even a context can be allocated: it has an error and nothing else, is never written. */
+static td_context out_of_memory = {
+    .error = TD_ERROR_MEMORY,
+    .error_text = "td_open: no memory for a context",
+};
+
+static bool is_writable(const td_context *td) { return td != &out_of_memory; }
+
+/* ---- Memory */
+
+static void *default_get(void *user, size_t bytes, const char *kind)
+{
+    (void)user, (void)kind;
+    return aligned_alloc(64, (bytes + 63) / 64 * 64);
+}
+
+static void default_put(void *user, void *memory, size_t bytes, const char *kind)
+{
+    (void)user, (void)bytes, (void)kind;
+    free(memory);
+}
+
+void *td_alloc(td_context *td, size_t bytes, const char *kind)
+{
+    if (!is_writable(td)) return NULL;
+    void *memory = td->allocator.get(td->allocator.user, bytes ? bytes : 1, kind);
+    if (!memory) td_fail(td, TD_ERROR_MEMORY, "out of memory: %zu bytes for %s could not be had", bytes, kind);
+    return memory;
+}
+
+void td_free(td_context *td, void *memory, size_t bytes, const char *kind)
+{
+    if (memory) td->allocator.put(td->allocator.user, memory, bytes ? bytes : 1, kind);
+}
+
+bool td_grow(td_context *td, void **array, uint32_t *room, uint32_t needed, size_t item_bytes, const char *kind)
+{
+    if (needed <= *room) return true;
+    uint32_t larger = *room ? *room : 16;
+    while (larger < needed) larger += larger / 2 + 8;
+    void *memory = td_alloc(td, larger * item_bytes, kind);
+    if (!memory) return false;
+    if (*array) memcpy(memory, *array, *room * item_bytes);
+    td_free(td, *array, *room * item_bytes, kind);
+    *array = memory;
+    *room = larger;
+    return true;
+}
+
+char *td_copy_text(td_context *td, const char *text, const char *kind)
+{
+    size_t bytes = strlen(text) + 1;
+    char *copy = td_alloc(td, bytes, kind);
+    if (copy) memcpy(copy, text, bytes);
+    return copy;
+}
+
+/* ---- Errors and messages */
+
+static void log_to_stderr(void *user, td_level level, const char *text)
+{
+    (void)user;
+    static const char *const prefix[] = { "error: ", "warning: ", "", "" };
+    fprintf(stderr, "%s%s\n", prefix[level], text);
+}
+
+void td_message(td_context *td, td_level level, const char *format, ...)
+{
+    if (!is_writable(td)) return;
+    char text[2048];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    td->options.log(td->options.log_user, level, text);
+}
+
+void td_fail(td_context *td, td_code code, const char *format, ...)
+{
+    if (!is_writable(td) || td->error != TD_OK) return;
+    va_list args;
+    va_start(args, format);
+    vsnprintf(td->error_text, sizeof td->error_text, format, args);
+    va_end(args);
+    td->error = code;
+    if (td->has_parallel && td->parallel.failed) td->parallel.failed(td->parallel.self, td->error_text);
+}
+
+td_code td_error(const td_context *td) { return td->error; }
+const char *td_error_text(const td_context *td) { return td->error_text; }
+
+/* ---- Options */
+
+static const char *const stage_names[TD_STAGES] = { "record", "precision", "grad",  "simplify",
+                                                    "place",  "schedule",  "fuse",  "plan" };
+
+/* Bits of the stages named in `list`, separated by commas, each behind `sign` if that is not 0. */
+static bool parse_stages(td_context *td, const char *what, const char *list, char sign, uint32_t *bits)
+{
+    for (const char *at = list; at && *at;) {
+        size_t length = strcspn(at, ",");
+        const char *name = at;
+        size_t rest = length;
+        bool signed_well = !sign || *at == sign;
+        if (sign && signed_well) name++, rest--;
+        int stage = 0;
+        while (stage < TD_STAGES && (strlen(stage_names[stage]) != rest || strncmp(stage_names[stage], name, rest))) stage++;
+        if (stage == TD_STAGES || !signed_well) {
+            td_fail(td, TD_ERROR_USAGE, "%s: '%.*s' is not one of %srecord precision grad simplify place schedule fuse plan%s",
+                    what, (int)length, at, sign ? "'-' and " : "", sign ? ", as in -fuse,-simplify" : "");
+            return false;
+        }
+        *bits |= 1u << stage;
+        at += length;
+        if (*at == ',') at++;
+    }
+    return true;
+}
+
+bool td_stage_off(const td_context *td, td_stage stage) { return td->passes_off >> stage & 1; }
+bool td_stage_printed(const td_context *td, td_stage stage) { return td->print >> stage & 1; }
+
+static bool environment_flag(const char *name)
+{
+    const char *value = getenv(name);
+    return value && *value && strcmp(value, "0");
+}
+
+static void read_options(td_context *td)
+{
+    td_options *o = &td->options;
+    if (!o->device) o->device = "cpu";
+    if (!o->print) o->print = getenv("TD_PRINT");
+    if (!o->passes) o->passes = getenv("TD_PASSES");
+    o->eager = o->eager || environment_flag("TD_EAGER");
+    o->poison = o->poison || environment_flag("TD_POISON");
+    if (!o->workspace_bytes) o->workspace_bytes = 256 << 20;
+    if (!o->threads) o->threads = (int)sysconf(_SC_NPROCESSORS_ONLN);
+    if (strcmp(o->device, "cpu"))
+        td_fail(td, TD_ERROR_UNSUPPORTED, "td_open: device '%s' cannot be had: this build runs on \"cpu\"", o->device);
+    if (o->dtype != TD_F32 && o->dtype != TD_F64 && o->dtype != TD_BF16)
+        td_fail(td, TD_ERROR_UNSUPPORTED, "td_open: dtype %s cannot be had on the CPU: use f32, bf16 or f64", td_dtype_name(o->dtype));
+    if (o->threads < 1) td_fail(td, TD_ERROR_USAGE, "td_open: threads is %d, must be at least 1 (0 for all cores)", o->threads);
+    if (!parse_stages(td, "TD_PRINT", o->print, 0, &td->print)) return;
+    if (!parse_stages(td, "TD_PASSES", o->passes, '-', &td->passes_off)) return;
+    uint32_t needed = 1u << TD_STAGE_GRAD | 1u << TD_STAGE_RECORD | 1u << TD_STAGE_PLACE | 1u << TD_STAGE_PLAN | 1u << TD_STAGE_PRECISION;
+    if (td->passes_off & needed)
+        td_fail(td, TD_ERROR_USAGE, "TD_PASSES: only -simplify, -schedule and -fuse can be left out; the other stages are what gives the result");
+}
+
+td_context *td_open(const td_options *options)
+{
+    td_allocator allocator = options && options->allocator ? *options->allocator
+                                                           : (td_allocator){ .get = default_get, .put = default_put };
+    td_context *td = allocator.get(allocator.user, sizeof *td, "context");
+    if (!td) return &out_of_memory;
+    memset(td, 0, sizeof *td);
+    if (options) td->options = *options;
+    td->allocator = allocator;
+    td->options.allocator = NULL;
+    if (!td->options.log) td->options.log = log_to_stderr;
+    td->mesh = (td_mesh){ .world = 1 };
+    td->recording.td = td;
+    td->program = &td->recording;
+    td->generation = 1;
+    td_program_reset(&td->recording, td->generation);
+    read_options(td);
+    td->run = (td_run){ .td = td, .seed = td->options.seed, .threads = td->options.threads, .mesh = &td->mesh };
+    if (td->error == TD_OK && td_grow(td, (void **)&td->modules, &td->module_room, 1, sizeof *td->modules, "host")) {
+        char *path = td_copy_text(td, "", "host");
+        td->modules[0] = (td_module_entry){ .path = path, .hash = td_hash_text(""), .parent = TD_NONE };
+        td->module_count = path != NULL;
+    }
+    return td;
+}
+
+void td_close(td_context *td)
+{
+    if (!td || !is_writable(td)) return;
+    td_step_close(td);
+    td_state_close(td);
+    td_program_drop(&td->recording);
+    td_free(td, td->attachment, td->attachment_bytes, "host");
+    for (uint32_t m = 0; m < td->module_count; m++) td_free(td, td->modules[m].path, strlen(td->modules[m].path) + 1, "host");
+    td_free(td, td->modules, td->module_room * sizeof *td->modules, "host");
+    td_free(td, (void *)td->rules, td->rule_room * sizeof *td->rules, "host");
+    td_free(td, td->slots, td->slot_room * sizeof *td->slots, "host");
+    td_allocator allocator = td->allocator;
+    allocator.put(allocator.user, td, sizeof *td, "context");
+}
+
+struct td_onednn *td_onednn_of(td_context *td)
+{
+    if (!td->onednn) td->onednn = td_onednn_open(td);
+    return td->onednn;
+}
+
+void td_set_mode(td_context *td, td_mode mode)
+{
+    if (is_writable(td)) td->mode = mode;
+}
+
+td_mode td_get_mode(const td_context *td) { return td->mode; }
+uint64_t td_seed(const td_context *td) { return td->options.seed; }
+td_dtype td_float(const td_context *td) { return td->options.dtype == TD_F64 ? TD_F64 : TD_F32; }
+int td_threads(const td_context *td) { return td->options.threads; }
+int64_t td_updates(const td_context *td) { return td->run.update; }
+td_report td_last_report(const td_context *td) { return td->report; }
+
+void td_set_updates(td_context *td, int64_t updates)
+{
+    if (is_writable(td)) td->run.update = updates;
+}
+
+td_dtype td_compute_dtype(const td_context *td) { return td->options.dtype; }
+
+void *td_attachment(td_context *td, size_t bytes)
+{
+    if (td->attachment) {
+        td_fail(td, TD_ERROR_USAGE, "the context has joined a world already");
+        return NULL;
+    }
+    td->attachment = td_alloc(td, bytes, "host");
+    if (!td->attachment) return NULL;
+    memset(td->attachment, 0, bytes);
+    td->attachment_bytes = bytes;
+    return td->attachment;
+}
+
+const td_mesh *td_context_mesh(const td_context *td) { return &td->mesh; }
+
+bool td_set_parallel(td_context *td, const td_parallel *parallel)
+{
+    if (td->error != TD_OK) return false;
+    for (uint32_t u = 0; u < td->unit_count; u++) {
+        td_fail(td, TD_ERROR_USAGE, "td_set_parallel: state is laid out already; choose the strategy before the first step");
+        return false;
+    }
+    td->parallel = *parallel;
+    td->has_parallel = true;
+    td->mesh = parallel->mesh;
+    td->run.transport = parallel->transport;
+    return true;
+}

@@ -1,0 +1,412 @@
+/* Tandem's core: tensors that record a program, state that outlives it, and the step that runs it.
+ *
+ * A call on tensors records a node; nothing is computed until a value is asked for (td_item, td_read) or the
+ * step ends (td_step). The next step records the same program, is recognised and replays without planning.
+ *
+ * Errors: the first failure is kept in the context (td_error, td_error_text) with the operation, both shapes,
+ * the module path and the caller's file and line. An operation given a failed tensor returns a failed tensor, so
+ * a program needs one check a step. The library never exits and prints only through the log callback.
+ *
+ * Threads: a context is used by one thread at a time; different contexts are independent.
+ */
+#ifndef TANDEM_CORE_H
+#define TANDEM_CORE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define TD_API __attribute__((visibility("default")))
+#define TD_PRINTF(text, first) __attribute__((format(printf, text, first)))
+
+/* ---- Types ---------------------------------------------------------------------------------------------- */
+
+typedef enum td_dtype { TD_F32, TD_F64, TD_BF16, TD_F16, TD_I32, TD_I64, TD_U8, TD_DTYPES } td_dtype;
+
+TD_API int64_t td_dtype_size(td_dtype dtype);               /* bytes of one element */
+TD_API const char *td_dtype_name(td_dtype dtype);           /* "f32" */
+TD_API bool td_dtype_named(const char *name, td_dtype *out); /* false: no such name */
+
+enum { TD_MAX_DIMS = 6 };
+
+/* Row-major and contiguous; the last dimension is the fastest. rank 0 is a scalar. Unused dims are 0. */
+typedef struct td_shape {
+    int64_t rank;
+    int64_t dim[TD_MAX_DIMS];
+} td_shape;
+
+#ifdef __cplusplus
+#define TD_SHAPE(...) (td_shape_from({ __VA_ARGS__ }))
+#else
+/* TD_SHAPE(2, 3) is the shape (2, 3). */
+#define TD_SHAPE(...) td_shape_of((int)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)), (int64_t[]){ __VA_ARGS__ })
+#endif
+TD_API td_shape td_shape_of(int rank, const int64_t *dims);
+TD_API int64_t td_shape_elements(td_shape shape);
+TD_API bool td_shape_equal(td_shape a, td_shape b);
+
+typedef struct td_context td_context;
+
+/* A value of the program being recorded. Valid until td_step; a stale handle is an error that says so. */
+typedef struct td_tensor {
+    td_context *td;
+    uint32_t id;
+    uint32_t generation;
+} td_tensor;
+
+/* A named value that outlives steps (parameter, moment, running statistic, counter): until td_close. */
+typedef struct td_state {
+    td_context *td;
+    uint32_t id; /* TD_NONE: failed */
+} td_state;
+
+/* A place in the parameter tree: names join with dots ("h.3.attn"). */
+typedef struct td_module {
+    td_context *td;
+    uint32_t id;
+} td_module;
+
+#define TD_NONE UINT32_MAX
+
+/* Where the user called from; every recording call is a macro that passes it. */
+typedef struct td_here {
+    const char *file;
+    int line;
+} td_here;
+#ifdef __cplusplus
+#define TD_HERE (td_here{ __FILE__, __LINE__ })
+#else
+#define TD_HERE ((td_here){ __FILE__, __LINE__ })
+#endif
+
+/* ---- Context -------------------------------------------------------------------------------------------- */
+
+typedef enum td_code {
+    TD_OK,
+    TD_ERROR_USAGE,       /* shapes, dtypes, stale handles, wrong options */
+    TD_ERROR_MEMORY,      /* host or device memory */
+    TD_ERROR_DATA,        /* a file or its content */
+    TD_ERROR_DEVICE,      /* a device or a library under it */
+    TD_ERROR_PARALLEL,    /* another rank failed, stopped or disagreed */
+    TD_ERROR_NUMBER,      /* NaN or infinity where it must not be */
+    TD_ERROR_UNSUPPORTED, /* a combination that cannot be had */
+} td_code;
+
+typedef enum td_level { TD_LOG_ERROR, TD_LOG_WARNING, TD_LOG_INFO, TD_LOG_PROGRAM } td_level;
+
+/* Called with one text (several lines for a printed program), no trailing newline. */
+typedef void (*td_log_function)(void *user, td_level level, const char *text);
+
+/* Every host allocation of the context goes through here. Memory is at least 64-byte aligned. get returns NULL
+ * on failure. `kind` names the use: "state", "step", "program", "host" ... */
+typedef struct td_allocator {
+    void *user;
+    void *(*get)(void *user, size_t bytes, const char *kind);
+    void (*put)(void *user, void *memory, size_t bytes, const char *kind);
+} td_allocator;
+
+typedef struct td_options {
+    td_dtype dtype;            /* TD_F32 (default), TD_F64, or TD_BF16: f32 parameters, products in bf16 */
+    const char *device;        /* "cpu" (default) */
+    uint64_t seed;             /* keys every initial value and random draw */
+    int threads;               /* CPU threads of this context; 0: all cores */
+    int64_t workspace_bytes;   /* cap on what a library call may use as scratch; 0: 256 MiB */
+    int64_t memory_bytes;      /* cap on planned state + step memory; 0: none */
+    bool deterministic;        /* the same bits run after run */
+    bool eager;                /* run each operation as recorded and check it for NaN; also TD_EAGER=1 */
+    bool poison;               /* fill dead step memory with NaN; also TD_POISON=1 */
+    const char *print;         /* stages to log: "record,place,plan"; also TD_PRINT */
+    const char *passes;        /* "-fuse,-simplify": rewrites to leave out; also TD_PASSES */
+    td_log_function log;       /* NULL: errors and warnings to stderr */
+    void *log_user;
+    const td_allocator *allocator; /* NULL: the C library's; copied */
+} td_options;
+
+/* Opens a context; NULL options are the defaults. Never returns NULL: a context that failed to open has an error. */
+TD_API td_context *td_open(const td_options *options);
+/* Frees the context, its state and everything recorded. NULL is allowed. */
+TD_API void td_close(td_context *td);
+
+TD_API td_code td_error(const td_context *td);            /* the first failure, or TD_OK */
+TD_API const char *td_error_text(const td_context *td);   /* one line; "" when there is none */
+/* Records a failure if none is kept yet; the text is formatted as printf does. */
+TD_API void td_fail(td_context *td, td_code code, const char *format, ...) TD_PRINTF(3, 4);
+/* Forgets the failure and drops what was recorded, so that the step can be tried again with other options. */
+TD_API void td_clear_error(td_context *td);
+/* Sends one message through the log callback. */
+TD_API void td_message(td_context *td, td_level level, const char *format, ...) TD_PRINTF(3, 4);
+
+typedef enum td_mode { TD_TRAIN, TD_EVAL } td_mode;
+TD_API void td_set_mode(td_context *td, td_mode mode);    /* dropout and statistics follow it; TD_TRAIN at first */
+TD_API td_mode td_get_mode(const td_context *td);
+TD_API uint64_t td_seed(const td_context *td);
+TD_API td_dtype td_float(const td_context *td);           /* dtype of parameters: TD_F32, or TD_F64 under TD_F64 */
+TD_API int td_threads(const td_context *td);
+
+/* Number of optimizer updates done; the counter of random draws. Setting it is for resuming. */
+TD_API int64_t td_updates(const td_context *td);
+TD_API void td_set_updates(td_context *td, int64_t updates);
+
+/* Host memory through the context's allocator; NULL and an error on failure. kind as in td_allocator. */
+TD_API void *td_alloc(td_context *td, size_t bytes, const char *kind);
+TD_API void td_free(td_context *td, void *memory, size_t bytes, const char *kind);
+
+/* ---- Modules and state ---------------------------------------------------------------------------------- */
+
+TD_API td_module td_root(td_context *td);
+TD_API td_module td_child(td_module parent, const char *name); /* the same name gives the same module */
+TD_API td_context *td_module_context(td_module m);
+TD_API void td_enter(td_module m);                        /* what is recorded until td_leave carries m's path */
+TD_API void td_leave(td_module m);
+
+/* How a state starts. Random ones are keyed by (seed, name, element index): the same on any world size. */
+typedef struct td_init {
+    enum { TD_INIT_CONSTANT, TD_INIT_UNIFORM, TD_INIT_NORMAL } kind;
+    double a, b; /* constant: a; uniform: [a, b); normal: mean a, standard deviation b */
+} td_init;
+TD_API td_init td_init_constant(double value);
+TD_API td_init td_init_uniform(double bound);             /* [-bound, bound) */
+TD_API td_init td_init_normal(double deviation);
+
+/* A trainable state of dtype td_float(td), named path.name. No memory is taken until the first step is planned.
+ * Errors: a name used twice in the module. */
+TD_API td_state td_parameter(td_module at, const char *name, td_shape shape, td_init init);
+/* A state that is not trained: running statistics, counters. Checkpointed. */
+TD_API td_state td_buffer(td_module at, const char *name, td_dtype dtype, td_shape shape, td_init init);
+/* A state stored and placed beside `of` with the same shape (an optimizer's moment), named of.name. */
+TD_API td_state td_moment(td_state of, const char *name);
+TD_API void td_freeze(td_state s);                        /* no gradient, no update; before the first step */
+
+TD_API int64_t td_state_count(const td_context *td);
+TD_API td_state td_state_at(td_context *td, int64_t index);      /* in order of creation */
+TD_API td_state td_state_named(td_context *td, const char *name); /* id TD_NONE when there is none */
+TD_API const char *td_state_name(td_state s);             /* owned by the context */
+TD_API td_shape td_state_shape(td_state s);
+TD_API td_dtype td_state_dtype(td_state s);
+typedef enum td_state_kind { TD_PARAMETER, TD_BUFFER, TD_MOMENT } td_state_kind;
+TD_API td_state_kind td_state_kind_of(td_state s);
+TD_API bool td_state_trains(td_state s);                  /* a parameter that is not frozen */
+TD_API int64_t td_parameter_elements(const td_context *td); /* over all parameters, frozen or not */
+
+/* The state's value in this step, after the assigns recorded so far. */
+#define td_use(s) td_use_at((s), TD_HERE)
+TD_API td_tensor td_use_at(td_state s, td_here here);
+/* From the next read on, s is `value` (same shape and dtype). */
+#define td_assign(s, value) td_assign_at((s), (value), TD_HERE)
+TD_API void td_assign_at(td_state s, td_tensor value, td_here here);
+/* The same where the scalar `when` is not zero; else s keeps its value. */
+#define td_assign_if(s, value, when) td_assign_if_at((s), (value), (when), TD_HERE)
+TD_API void td_assign_if_at(td_state s, td_tensor value, td_tensor when, td_here here);
+
+/* Copies elements [begin, begin+count) of the whole state to or from host memory of the state's dtype. On several
+ * ranks the elements must be ones this rank holds (td_state_owned). Runs nothing; false and an error on failure. */
+TD_API bool td_state_read(td_state s, int64_t begin, int64_t count, void *to);
+TD_API bool td_state_write(td_state s, int64_t begin, int64_t count, const void *from);
+/* The range of s that this rank holds: [begin, end) of its elements in row-major order. Lays out state not yet laid. */
+TD_API bool td_state_owned(td_state s, int64_t *begin, int64_t *end);
+
+/* ---- Inputs, outputs and the step ------------------------------------------------------------------------ */
+
+/* A value given by the caller, the same on every rank. `data` holds all elements and must stay until the step has run. */
+#define td_input(td, name, dtype, shape, data) td_input_at((td), (name), (dtype), (shape), (data), TD_HERE)
+TD_API td_tensor td_input_at(td_context *td, const char *name, td_dtype dtype, td_shape shape, const void *data, td_here here);
+/* A batch: `shape` is the global shape, `data` holds this rank's consecutive rows of it (all of them on one rank). */
+#define td_batch(td, name, dtype, shape, data) td_batch_at((td), (name), (dtype), (shape), (data), TD_HERE)
+TD_API td_tensor td_batch_at(td_context *td, const char *name, td_dtype dtype, td_shape shape, const void *data, td_here here);
+/* A scalar that may differ from step to step without a new plan, dtype td_float(td). */
+#define td_scalar(td, value) td_scalar_at((td), (value), TD_HERE)
+TD_API td_tensor td_scalar_at(td_context *td, double value, td_here here);
+
+/* Records the backward of the scalar `loss`: gradients add to those of every trainable parameter it depends on,
+ * until an optimizer consumes them, also across steps. The loss is kept. */
+#define td_backward(loss) td_backward_at((loss), TD_HERE)
+TD_API void td_backward_at(td_tensor loss, td_here here);
+/* The gradient of the sum of y's elements with respect to x, itself differentiable; zeros if y does not depend on x. */
+#define td_gradient(y, x) td_gradient_at((y), (x), TD_HERE)
+TD_API td_tensor td_gradient_at(td_tensor y, td_tensor x, td_here here);
+
+/* Makes t readable after the step. */
+TD_API void td_keep(td_tensor t);
+/* The single element of t. A pending value is computed first; a kept one is read. NaN and an error on failure. */
+TD_API double td_item(td_tensor t);
+/* All elements of t to host memory of t's dtype. Same rules as td_item. */
+TD_API bool td_read(td_tensor t, void *to);
+/* Runs what is recorded, once, and begins the next step. False and an error on failure. */
+TD_API bool td_step(td_context *td);
+/* Plans what is recorded, for td_last_report, and drops it: nothing runs. False and an error on failure. */
+TD_API bool td_plan(td_context *td);
+
+TD_API td_shape td_shape_at(td_tensor t);                 /* of a live handle; rank 0 for a failed one */
+TD_API td_dtype td_dtype_at(td_tensor t);
+TD_API bool td_failed(td_tensor t);
+
+/* What the last plan promises for one rank. Bytes and FLOPs of one run of the step. */
+typedef struct td_report {
+    int64_t state_bytes;      /* parameters, moments, accumulators, buffers */
+    int64_t step_bytes;       /* the arena */
+    int64_t peak_bytes;       /* state + the largest step of all plans */
+    int64_t live_bytes;       /* the largest sum of live bytes over the schedule: what no arena can go below */
+    int64_t flops;
+    int64_t bytes_moved;      /* read and written by kernels */
+    int64_t comm_bytes;       /* sent by this rank */
+    int64_t comm_calls;
+    int64_t nodes;            /* as recorded */
+    int64_t calls;            /* kernels and collectives launched */
+    int64_t plans;            /* made since td_open */
+    double plan_ms;           /* the last planning took */
+} td_report;
+TD_API td_report td_last_report(const td_context *td);
+
+/* ---- Operations ------------------------------------------------------------------------------------------
+ * Pointwise operations broadcast as NumPy does: shapes are aligned at their last dimension, and a size of 1
+ * stretches. Operands have one dtype. Errors name the operation and both shapes. */
+
+#define TD_LAST (-1)
+#define TD_ALL INT32_MIN                                  /* every dimension */
+enum { TD_DROP = 0, TD_KEEP = 1 };                        /* reduced dimensions: dropped, or kept with size 1 */
+
+#define TD_UNARY(X) \
+    X(neg) X(exp) X(log) X(sqrt) X(rsqrt) X(tanh) X(sigmoid) X(relu) X(abs) X(square) X(reciprocal) X(sin) X(cos) X(sign) X(positive) \
+    X(detach)
+#define TD_BINARY(X) \
+    X(add) X(sub) X(mul) X(div) X(minimum) X(maximum) X(pow) X(less) X(less_equal) X(equal)
+
+#define TD_DECLARE_UNARY(name) TD_API td_tensor td_##name##_at(td_tensor x, td_here here);
+#define TD_DECLARE_BINARY(name) TD_API td_tensor td_##name##_at(td_tensor a, td_tensor b, td_here here);
+TD_UNARY(TD_DECLARE_UNARY)
+TD_BINARY(TD_DECLARE_BINARY)
+
+#define td_neg(x) td_neg_at((x), TD_HERE)
+#define td_exp(x) td_exp_at((x), TD_HERE)
+#define td_log(x) td_log_at((x), TD_HERE)
+#define td_sqrt(x) td_sqrt_at((x), TD_HERE)
+#define td_rsqrt(x) td_rsqrt_at((x), TD_HERE)             /* 1 / sqrt(x) */
+#define td_tanh(x) td_tanh_at((x), TD_HERE)
+#define td_sigmoid(x) td_sigmoid_at((x), TD_HERE)
+#define td_relu(x) td_relu_at((x), TD_HERE)               /* gradient 0 at 0 */
+#define td_abs(x) td_abs_at((x), TD_HERE)                 /* gradient sign(x) */
+#define td_square(x) td_square_at((x), TD_HERE)
+#define td_reciprocal(x) td_reciprocal_at((x), TD_HERE)
+#define td_sin(x) td_sin_at((x), TD_HERE)
+#define td_cos(x) td_cos_at((x), TD_HERE)
+#define td_sign(x) td_sign_at((x), TD_HERE)               /* -1, 0 or 1; no gradient */
+#define td_positive(x) td_positive_at((x), TD_HERE)       /* 1 where x > 0, else 0; no gradient */
+#define td_detach(x) td_detach_at((x), TD_HERE)           /* x, through which no gradient flows */
+#define td_add(a, b) td_add_at((a), (b), TD_HERE)
+#define td_sub(a, b) td_sub_at((a), (b), TD_HERE)
+#define td_mul(a, b) td_mul_at((a), (b), TD_HERE)
+#define td_div(a, b) td_div_at((a), (b), TD_HERE)
+#define td_minimum(a, b) td_minimum_at((a), (b), TD_HERE) /* the gradient goes to a where a <= b */
+#define td_maximum(a, b) td_maximum_at((a), (b), TD_HERE) /* the gradient goes to a where a >= b */
+#define td_pow(a, b) td_pow_at((a), (b), TD_HERE)         /* a > 0 for a gradient to b */
+#define td_less(a, b) td_less_at((a), (b), TD_HERE)       /* 1 or 0 in a's dtype; no gradient */
+#define td_less_equal(a, b) td_less_equal_at((a), (b), TD_HERE)
+#define td_equal(a, b) td_equal_at((a), (b), TD_HERE)
+
+/* where c is not 0: a, else b. */
+#define td_where(c, a, b) td_where_at((c), (a), (b), TD_HERE)
+TD_API td_tensor td_where_at(td_tensor c, td_tensor a, td_tensor b, td_here here);
+/* x * factor; the factor may differ from step to step without a new plan. */
+#define td_scale(x, factor) td_scale_at((x), (factor), TD_HERE)
+TD_API td_tensor td_scale_at(td_tensor x, double factor, td_here here);
+/* A value known to the program: part of its fingerprint. */
+#define td_fill(td, dtype, shape, value) td_fill_at((td), (dtype), (shape), (value), TD_HERE)
+TD_API td_tensor td_fill_at(td_context *td, td_dtype dtype, td_shape shape, double value, td_here here);
+#define td_cast(x, dtype) td_cast_at((x), (dtype), TD_HERE)
+TD_API td_tensor td_cast_at(td_tensor x, td_dtype dtype, td_here here);
+
+/* Reductions over one axis (TD_LAST, 0 .. rank-1, or negative from the end) or TD_ALL. Sums of f32 and bf16 are taken in f32. */
+#define td_sum(x, axis, keep) td_sum_at((x), (axis), (keep), TD_HERE)
+#define td_mean(x, axis, keep) td_mean_at((x), (axis), (keep), TD_HERE)
+#define td_max(x, axis, keep) td_max_at((x), (axis), (keep), TD_HERE) /* the gradient is shared equally by ties */
+TD_API td_tensor td_sum_at(td_tensor x, int axis, int keep, td_here here);
+TD_API td_tensor td_mean_at(td_tensor x, int axis, int keep, td_here here);
+TD_API td_tensor td_max_at(td_tensor x, int axis, int keep, td_here here);
+/* x summed over the dimensions in which `shape` has size 1 or is missing: the reverse of broadcasting. */
+#define td_sum_to(x, shape) td_sum_to_at((x), (shape), TD_HERE)
+TD_API td_tensor td_sum_to_at(td_tensor x, td_shape shape, td_here here);
+/* The index of the largest element along the last dimension, first of ties, i32: (..., D) -> (...). No gradient. */
+#define td_argmax(x) td_argmax_at((x), TD_HERE)
+TD_API td_tensor td_argmax_at(td_tensor x, td_here here);
+
+/* Shape. One size of td_reshape may be -1. td_transpose swaps two dimensions. td_slice takes [begin, end) of a dimension. */
+#define td_reshape(x, ...) td_reshape_at((x), TD_SHAPE(__VA_ARGS__), TD_HERE)
+#define td_broadcast(x, shape) td_broadcast_at((x), (shape), TD_HERE)
+#define td_transpose(x, a, b) td_transpose_at((x), (a), (b), TD_HERE)
+#define td_slice(x, axis, begin, end) td_slice_at((x), (axis), (begin), (end), TD_HERE)
+#define td_concat(parts, count, axis) td_concat_at((parts), (count), (axis), TD_HERE)
+TD_API td_tensor td_reshape_at(td_tensor x, td_shape shape, td_here here);
+TD_API td_tensor td_broadcast_at(td_tensor x, td_shape shape, td_here here);
+TD_API td_tensor td_transpose_at(td_tensor x, int a, int b, td_here here);
+TD_API td_tensor td_slice_at(td_tensor x, int axis, int64_t begin, int64_t end, td_here here);
+TD_API td_tensor td_concat_at(const td_tensor *parts, int count, int axis, td_here here);
+
+/* (..., m, k) x (..., k, n) -> (..., m, n); leading dimensions are equal, or b has only two. */
+#define td_matmul(a, b) td_matmul_at((a), (b), 0, 0, TD_HERE)
+/* The same with the last two dimensions of a, of b swapped first where the flag is 1. */
+#define td_matmul_with(a, b, transpose_a, transpose_b) td_matmul_at((a), (b), (transpose_a), (transpose_b), TD_HERE)
+TD_API td_tensor td_matmul_at(td_tensor a, td_tensor b, int transpose_a, int transpose_b, td_here here);
+/* x (..., in), weight (out, in), bias (out) -> x weight^T + bias (..., out). */
+#define td_linear(x, weight, bias) td_linear_at((x), (weight), (bias), TD_HERE)
+TD_API td_tensor td_linear_at(td_tensor x, td_tensor weight, td_tensor bias, td_here here);
+
+/* exp(x - max x) / sum exp(x - max x), along the last dimension. */
+#define td_softmax(x) td_softmax_at((x), TD_HERE)
+TD_API td_tensor td_softmax_at(td_tensor x, td_here here);
+
+/* The mean over rows of -log softmax(logits)[label]: logits (..., C), labels (...) i32 -> scalar f32 (f64 for f64).
+ * With weights (...), td_float: sum w_i l_i / sum w_i. A label outside [0, C) gives NaN. */
+#define td_cross_entropy(logits, labels) td_cross_entropy_at((logits), (labels), TD_HERE)
+#define td_cross_entropy_weighted(logits, labels, weights) td_cross_entropy_weighted_at((logits), (labels), (weights), TD_HERE)
+TD_API td_tensor td_cross_entropy_at(td_tensor logits, td_tensor labels, td_here here);
+TD_API td_tensor td_cross_entropy_weighted_at(td_tensor logits, td_tensor labels, td_tensor weights, td_here here);
+/* The mean of (y - target)^2 over all elements; with weights (rows) each row's mean counts by its weight. */
+#define td_mse(y, target) td_mse_at((y), (target), TD_HERE)
+#define td_mse_weighted(y, target, weights) td_mse_weighted_at((y), (target), (weights), TD_HERE)
+TD_API td_tensor td_mse_at(td_tensor y, td_tensor target, td_here here);
+TD_API td_tensor td_mse_weighted_at(td_tensor y, td_tensor target, td_tensor weights, td_here here);
+
+/* x * mask / (1 - p), mask drawn with P(0) = p, keyed by (seed, path, update, global element index). x itself in TD_EVAL. */
+#define td_dropout(x, p) td_dropout_at((x), (p), TD_HERE)
+TD_API td_tensor td_dropout_at(td_tensor x, double p, td_here here);
+/* Uniform in [0, 1), keyed in the same way. */
+#define td_uniform(td, shape) td_uniform_at((td), (shape), TD_HERE)
+TD_API td_tensor td_uniform_at(td_context *td, td_shape shape, td_here here);
+
+/* ---- safetensors ------------------------------------------------------------------------------------------ */
+
+/* A file opened for reading; its content is mapped. The whole header is checked before anything is believed. */
+typedef struct td_safetensors td_safetensors;
+typedef struct td_safetensors_entry {
+    const char *name;        /* owned by the file */
+    td_dtype dtype;
+    td_shape shape;
+    const void *data;        /* mapped, little-endian; any alignment */
+    int64_t bytes;
+} td_safetensors_entry;
+
+/* NULL and an error that names the file and what is wrong with it. */
+TD_API td_safetensors *td_safetensors_open(td_context *td, const char *path);
+TD_API void td_safetensors_close(td_safetensors *file);
+TD_API int64_t td_safetensors_count(const td_safetensors *file);
+TD_API td_safetensors_entry td_safetensors_at(const td_safetensors *file, int64_t index);       /* in order of offset */
+TD_API bool td_safetensors_find(const td_safetensors *file, const char *name, td_safetensors_entry *out);
+TD_API const char *td_safetensors_metadata(const td_safetensors *file, const char *key);        /* NULL: not there */
+/* Writes to a temporary name beside path, syncs, renames. metadata: pairs of key and value, ending with NULL; may be NULL. */
+TD_API bool td_safetensors_write(td_context *td, const char *path, const td_safetensors_entry *entries, int64_t count,
+                                 const char *const *metadata);
+
+#ifdef __cplusplus
+}
+#include <initializer_list>
+static inline td_shape td_shape_from(std::initializer_list<int64_t> dims)
+{
+    return td_shape_of((int)dims.size(), dims.begin());
+}
+#endif
+
+#endif

@@ -1,0 +1,536 @@
+/* differentiate: expands what was recorded about gradients, updates and state into plain nodes on units.
+ *
+ *     parameter s          part of unit's value            the value after the assigns recorded before
+ *     backward loss        the reverse of every node loss depends on; then for each unit
+ *                              pack (gradients) -> mark gradient -> add to the unit's pending gradient
+ *     gradient y x         the reverse from y to x
+ *     gradients            mark optimizer of each unit's pending gradient, which is consumed
+ *     update               update_unit for each unit of the group
+ *     assign s v           the unit packed again with v in s's place
+ *     at the end           store of every changed unit; pending gradients nobody consumed go to the accumulators
+ *
+ * Gradients of tied uses add up before the mark, so a strategy sees one gradient a parameter and backward.
+ */
+#include "core/internal.h"
+
+#include <string.h>
+
+typedef struct differentiation {
+    td_context *td;
+    const td_program *in;
+    td_program *out;
+    td_id *map;                               /* value of in -> value of out */
+    td_id *current;                           /* unit -> its value now, or TD_NONE: not read */
+    td_id *pending;                           /* unit -> flat gradient not yet consumed, or TD_NONE */
+    td_id *entered;                           /* unit -> its gradient at the optimizer */
+    td_id *part;                              /* state -> its value now, or TD_NONE */
+    bool *changed;                            /* unit: to be stored */
+    bool *reached;                            /* state: a backward gave it a gradient */
+    td_node at;                               /* the node of `in` being expanded */
+    void *memory;
+    size_t bytes;
+} differentiation;
+
+static const td_placement replicated;
+
+static td_id emit1(differentiation *d, const td_op *op, const td_id *in, int n, const void *attr, size_t bytes, td_shape shape, td_dtype dtype)
+{
+    td_value value = { .shape = shape, .dtype = (uint8_t)dtype, .place = replicated };
+    td_node like = d->at;
+    like.module = d->td->module;
+    like.phase = d->td->phase;
+    return td_emit(d->out, &(td_emission){ .op = op, .like = &like, .inputs = in, .input_count = n, .attr = attr, .attr_bytes = bytes,
+                                           .outputs = &value, .output_count = 1, .after = TD_NONE });
+}
+
+static td_shape flat_shape(const td_unit *u) { return TD_SHAPE(u->elements); }
+
+static td_id unit_value(differentiation *d, uint32_t unit)
+{
+    const td_unit *u = &d->td->units[unit];
+    td_unit_attr attr = { .unit = unit };
+    td_id id = emit1(d, &td_op_unit, NULL, 0, &attr, sizeof attr, flat_shape(u), u->dtype);
+    if (id != TD_NONE) d->out->values[id].place = u->place;
+    return id;
+}
+
+static td_id current_value(differentiation *d, uint32_t unit)
+{
+    if (d->current[unit] == TD_NONE) d->current[unit] = unit_value(d, unit);
+    return d->current[unit];
+}
+
+static td_id state_part(differentiation *d, uint32_t state)
+{
+    if (d->part[state] != TD_NONE) return d->part[state];
+    td_state_entry s = d->td->states[state];
+    td_id flat = current_value(d, s.unit);
+    td_part_attr attr = { .offset = s.offset };
+    return d->part[state] = emit1(d, &td_op_part, &flat, 1, &attr, sizeof attr, s.shape, s.dtype);
+}
+
+static void forget_parts(differentiation *d, uint32_t unit)
+{
+    const td_unit *u = &d->td->units[unit];
+    for (int32_t m = 0; m < u->member_count; m++) d->part[u->members[m].state] = TD_NONE;
+}
+
+static td_id mark(differentiation *d, td_mark_kind kind, uint32_t unit, td_id value)
+{
+    if (!d->td->has_parallel) return value;
+    td_mark_attr attr = { .kind = kind, .unit = unit };
+    const td_unit *u = &d->td->units[unit];
+    return emit1(d, &td_op_mark, &value, 1, &attr, sizeof attr, flat_shape(u), u->dtype);
+}
+
+static td_id sum_of(differentiation *d, td_id a, td_id b)
+{
+    if (a == TD_NONE) return b;
+    td_here here = { d->at.file, d->at.line };
+    return td_handle_id(td_add_at(td_handle(d->out, a), td_handle(d->out, b), here));
+}
+
+/* Values at their members' offsets; ids[m] is TD_NONE where member m has none. */
+static td_id pack(differentiation *d, uint32_t unit, const td_id *ids)
+{
+    td_unit u = d->td->units[unit];
+    size_t bytes = sizeof(td_pack_attr) + (size_t)u.member_count * sizeof(int64_t), id_bytes = (size_t)u.member_count * sizeof(td_id);
+    td_pack_attr *attr = td_alloc(d->td, bytes + id_bytes, "program");
+    if (!attr) return TD_NONE;
+    int64_t *offset = (int64_t *)(attr + 1);
+    td_id *in = (td_id *)(offset + u.member_count);
+    uint32_t n = 0;
+    for (int32_t m = 0; m < u.member_count; m++) {
+        if (ids[m] == TD_NONE) continue;
+        offset[n] = u.members[m].offset;
+        in[n++] = ids[m];
+    }
+    *attr = (td_pack_attr){ .unit = unit, .count = n };
+    td_id id = emit1(d, &td_op_pack, in, (int)n, attr, sizeof *attr + n * sizeof(int64_t), flat_shape(&u), u.dtype);
+    td_free(d->td, attr, bytes + id_bytes, "program");
+    return id;
+}
+
+/* ---- The reverse sweep */
+
+typedef struct sweep {
+    uint32_t nodes, values;                   /* of out when the sweep began */
+    char *active;                             /* value: its gradient is wanted */
+    td_id *gradient;                          /* value -> its gradient, or TD_NONE */
+    bool *source;                             /* value: where the sweep ends */
+    void *memory;
+    size_t bytes;
+} sweep;
+
+static bool sweep_open(differentiation *d, sweep *s)
+{
+    *s = (sweep){ .nodes = d->out->node_count, .values = d->out->value_count };
+    s->bytes = s->values * (sizeof(td_id) + 2);
+    s->memory = td_alloc(d->td, s->bytes, "program");
+    if (!s->memory) return false;
+    s->gradient = s->memory;
+    s->active = (char *)(s->gradient + s->values);
+    s->source = (bool *)(s->active + s->values);
+    memset(s->gradient, 0xFF, s->values * sizeof(td_id));
+    memset(s->active, 0, s->values * 2);
+    return true;
+}
+
+static void sweep_close(differentiation *d, sweep *s) { td_free(d->td, s->memory, s->bytes, "program"); }
+
+static bool is_float(const td_value *v) { return v->dtype == TD_F32 || v->dtype == TD_F64 || v->dtype == TD_BF16 || v->dtype == TD_F16; }
+
+/* A value is active if it depends on a source. */
+static void find_active(differentiation *d, sweep *s)
+{
+    for (uint32_t n = 0; n < s->nodes; n++) {
+        const td_node *node = &d->out->nodes[n];
+        char any = 0;
+        for (uint32_t i = 0; i < node->inputs && !any; i++) any = s->active[d->out->inputs[node->input + i]];
+        for (uint32_t k = 0; k < node->outputs; k++) {
+            uint32_t v = node->output + k;
+            s->active[v] = (any || s->source[v]) && is_float(&d->out->values[v]);
+        }
+    }
+}
+
+enum { FEW = 16 };
+
+/* Records the reverse of node n, whose outputs' gradients are partly known. */
+static bool reverse_node(differentiation *d, sweep *s, uint32_t index)
+{
+    td_node n = d->out->nodes[index];
+    td_tensor few[4 * FEW], *handles = few;
+    bool few_wanted[FEW], *wanted = few_wanted;
+    size_t count = 2 * (size_t)n.inputs + 2 * (size_t)n.outputs, bytes = count * sizeof *handles + n.inputs;
+    bool large = n.inputs > FEW || n.outputs > FEW;
+    if (large) {
+        handles = td_alloc(d->td, bytes, "program");
+        if (!handles) return false;
+        wanted = (bool *)(handles + count);
+    }
+    td_tensor none = { .td = d->td, .id = TD_NONE };
+    td_tensor *in = handles, *din = in + n.inputs, *out = din + n.inputs, *dout = out + n.outputs;
+    for (uint32_t i = 0; i < n.inputs; i++) {
+        td_id v = d->out->inputs[n.input + i];
+        in[i] = td_handle(d->out, v);
+        din[i] = none;
+        wanted[i] = s->active[v];
+    }
+    for (uint32_t k = 0; k < n.outputs; k++) {
+        td_id v = n.output + k;
+        out[k] = td_handle(d->out, v);
+        dout[k] = s->gradient[v] == TD_NONE ? none : td_handle(d->out, s->gradient[v]);
+    }
+    if (!n.op->gradient) {
+        td_fail(d->td, TD_ERROR_UNSUPPORTED, "%s: has no gradient %s", n.op->name, td_location(d->td, n.module, n.file, n.line));
+    } else {
+        td_scope before = td_scope_of(d->td, &n, n.phase | TD_BACKWARD_PHASE);
+        char *attr = n.attr_bytes ? td_alloc(d->td, n.attr_bytes, "program") : NULL; /* the program may grow under it */
+        if (attr) memcpy(attr, d->out->attrs + n.attr, n.attr_bytes);
+        if (attr || !n.attr_bytes)
+            n.op->gradient(&(td_gradient_call){ .td = d->td, .here = { n.file, n.line }, .attr = attr, .inputs = (int)n.inputs,
+                                                .outputs = (int)n.outputs, .in = in, .out = out, .dout = dout, .wanted = wanted, .din = din });
+        td_free(d->td, attr, n.attr_bytes, "program");
+        for (uint32_t i = 0; i < n.inputs && d->td->error == TD_OK; i++) {
+            td_id v = in[i].id;
+            if (!td_failed(din[i]) && wanted[i]) s->gradient[v] = sum_of(d, s->gradient[v], din[i].id);
+        }
+        td_scope_restore(d->td, before);
+    }
+    if (large) td_free(d->td, handles, bytes, "program");
+    return d->td->error == TD_OK;
+}
+
+/* From y, whose gradient is ones, down to the sources. */
+static bool reverse(differentiation *d, sweep *s, td_id y)
+{
+    find_active(d, s);
+    if (!s->active[y]) return true;
+    td_node top = d->out->nodes[d->out->values[y].node];
+    td_value v = d->out->values[y];
+    td_scope before = td_scope_of(d->td, &top, top.phase | TD_BACKWARD_PHASE);
+    td_tensor ones = td_fill_at(d->td, (td_dtype)v.dtype, v.shape, 1, (td_here){ d->at.file, d->at.line });
+    td_scope_restore(d->td, before);
+    s->gradient[y] = td_handle_id(ones);
+    for (uint32_t n = v.node + 1; n-- > 0 && d->td->error == TD_OK;) {
+        td_node node = d->out->nodes[n];
+        bool arrived = false, is_source = false;
+        for (uint32_t k = 0; k < node.outputs; k++) {
+            arrived = arrived || (s->active[node.output + k] && s->gradient[node.output + k] != TD_NONE);
+            is_source = is_source || s->source[node.output + k];
+        }
+        if (arrived && !is_source && !reverse_node(d, s, n)) return false;
+    }
+    return d->td->error == TD_OK;
+}
+
+/* ---- What each recorded node becomes */
+
+/* Packs the gradients that arrived at unit's members and adds them to its pending gradient. */
+static bool collect(differentiation *d, const sweep *s, uint32_t unit)
+{
+    td_unit u = d->td->units[unit];
+    size_t bytes = (size_t)u.member_count * sizeof(td_id);
+    td_id *ids = td_alloc(d->td, bytes, "program");
+    if (!ids) return false;
+    bool any = false;
+    for (int32_t m = 0; m < u.member_count; m++) {
+        uint32_t state = u.members[m].state;
+        td_id part = d->part[state];
+        ids[m] = part == TD_NONE || part >= s->values ? TD_NONE : s->gradient[part];
+        if (ids[m] == TD_NONE) continue;
+        any = d->reached[state] = true;
+        if (d->out->values[ids[m]].dtype != (uint8_t)u.dtype)
+            ids[m] = td_handle_id(td_cast_at(td_handle(d->out, ids[m]), u.dtype, (td_here){ d->at.file, d->at.line }));
+    }
+    if (any) {
+        td_id flat = mark(d, TD_MARK_GRADIENT, unit, pack(d, unit, ids));
+        if (d->pending[unit] == TD_NONE && u.accumulator_full) d->pending[unit] = unit_value(d, u.accumulator);
+        d->pending[unit] = sum_of(d, d->pending[unit], flat);
+    }
+    td_free(d->td, ids, bytes, "program");
+    return d->td->error == TD_OK;
+}
+
+static bool lower_backward(differentiation *d)
+{
+    sweep s;
+    td_id loss = d->map[d->in->inputs[d->at.input]];
+    if (!sweep_open(d, &s)) return false;
+    for (uint32_t i = 0; i < d->td->state_count; i++)
+        if (td_state_trains((td_state){ d->td, i }) && d->part[i] != TD_NONE) s.source[d->part[i]] = true;
+    bool done = reverse(d, &s, loss);
+    if (done && !s.active[loss])
+        td_fail(d->td, TD_ERROR_USAGE, "backward: the loss depends on no parameter that trains %s",
+                td_location(d->td, d->at.module, d->at.file, d->at.line));
+    uint32_t units = d->td->unit_count;
+    td_scope before = td_scope_of(d->td, &d->at, d->at.phase | TD_BACKWARD_PHASE);
+    for (uint32_t u = 0; u < units && d->td->error == TD_OK; u++)
+        if (d->td->units[u].trains && !collect(d, &s, u)) break;
+    td_scope_restore(d->td, before);
+    sweep_close(d, &s);
+    return d->td->error == TD_OK;
+}
+
+static bool lower_gradient(differentiation *d)
+{
+    sweep s;
+    const td_id *in = d->in->inputs + d->at.input;
+    td_id y = d->map[in[0]], x = d->map[in[1]];
+    if (!sweep_open(d, &s)) return false;
+    s.source[x] = true;
+    bool done = reverse(d, &s, y);
+    td_value v = d->out->values[x];
+    td_id g = s.gradient[x];
+    sweep_close(d, &s);
+    if (!done) return false;
+    if (g == TD_NONE) g = td_handle_id(td_fill_at(d->td, (td_dtype)v.dtype, v.shape, 0, (td_here){ d->at.file, d->at.line }));
+    d->map[d->at.output] = g;
+    return d->td->error == TD_OK;
+}
+
+/* Calls through the units that hold `states`, each once, in order of first appearance. */
+static uint32_t next_unit(const differentiation *d, const uint32_t *states, uint32_t count, uint32_t *from)
+{
+    for (; *from < count; (*from)++) {
+        uint32_t unit = d->td->states[states[*from]].unit;
+        bool seen = false;
+        for (uint32_t i = *from; i-- > 0 && !seen;) seen = d->td->states[states[i]].unit == unit;
+        if (!seen) return (*from)++, unit;
+    }
+    return TD_NONE;
+}
+
+/* A unit's members must all be in the set: what one optimizer consumes is the whole unit's gradient. */
+static bool covers_unit(differentiation *d, uint32_t unit, const uint32_t *states, uint32_t count)
+{
+    const td_unit *u = &d->td->units[unit];
+    int32_t found = 0;
+    const char *missing = "";
+    for (int32_t m = 0; m < u->member_count; m++) {
+        uint32_t i = 0;
+        while (i < count && states[i] != u->members[m].state) i++;
+        if (i < count)
+            found++;
+        else
+            missing = d->td->states[u->members[m].state].name;
+    }
+    if (found == u->member_count) return true;
+    td_fail(d->td, TD_ERROR_UNSUPPORTED, "optimizer: '%s' trains too and shares a unit with '%s', but this optimizer has only one of them; "
+            "give both to one optimizer or freeze one", missing, d->td->states[states[0]].name);
+    return false;
+}
+
+static bool lower_gradients(differentiation *d)
+{
+    const td_gradients_attr *a = td_node_attr(d->in, &d->at);
+    const uint32_t *states = (const uint32_t *)(a + 1);
+    td_here here = { d->at.file, d->at.line };
+    for (uint32_t from = 0, unit; (unit = next_unit(d, states, a->count, &from)) != TD_NONE;) {
+        td_unit u = d->td->units[unit];
+        if (!covers_unit(d, unit, states, a->count)) return false;
+        if (d->pending[unit] == TD_NONE && u.accumulator_full) d->pending[unit] = unit_value(d, u.accumulator);
+        if (d->pending[unit] == TD_NONE) d->pending[unit] = td_handle_id(td_fill_at(d->td, u.dtype, flat_shape(&u), 0, here));
+        d->entered[unit] = mark(d, TD_MARK_OPTIMIZER, unit, d->pending[unit]);
+        d->pending[unit] = TD_NONE;
+        if (u.accumulator_full) continue;
+        for (int32_t m = 0; m < u.member_count; m++)
+            if (!d->reached[u.members[m].state])
+                td_message(d->td, TD_LOG_WARNING, "'%s' got no gradient: no loss of this step depends on it; it is updated with zeros",
+                           d->td->states[u.members[m].state].name);
+    }
+    return d->td->error == TD_OK;
+}
+
+static bool lower_norm(differentiation *d)
+{
+    const td_node *gradients = td_producer(d->in, d->in->inputs[d->at.input]);
+    const td_gradients_attr *a = td_node_attr(d->in, gradients);
+    const uint32_t *states = (const uint32_t *)(a + 1);
+    td_id total = TD_NONE;
+    for (uint32_t from = 0, unit; (unit = next_unit(d, states, a->count, &from)) != TD_NONE;) {
+        td_id squares = emit1(d, &td_op_sum_squares, &d->entered[unit], 1, NULL, 0, (td_shape){ 0 }, td_float(d->td));
+        if (squares == TD_NONE) return false;
+        total = sum_of(d, total, squares);
+    }
+    d->map[d->at.output] = td_handle_id(td_sqrt_at(td_handle(d->out, total), (td_here){ d->at.file, d->at.line }));
+    return d->td->error == TD_OK;
+}
+
+/* The members of `unit` that are in the group, as ranges; members side by side join (the gap between them is zero and stays so). */
+static uint32_t segments_of(const differentiation *d, uint32_t unit, const td_group_attr *a, td_update_segment *out)
+{
+    const uint32_t *states = (const uint32_t *)(a + 1);
+    const td_unit *u = &d->td->units[unit];
+    uint32_t n = 0;
+    bool open = false;
+    for (int32_t m = 0; m < u->member_count; m++) {
+        uint32_t i = 0;
+        while (i < a->count && states[i] != u->members[m].state) i++;
+        if (i == a->count) {
+            open = false;
+            continue;
+        }
+        if (!open) out[n++] = (td_update_segment){ .begin = u->members[m].offset };
+        open = true;
+        out[n - 1].end = u->members[m].offset + u->members[m].elements;
+        memcpy(out[n - 1].hyper, a->hyper, sizeof a->hyper);
+    }
+    return n;
+}
+
+static bool lower_update_unit(differentiation *d, uint32_t unit, const td_group_attr *a)
+{
+    const td_update_rule *rule = d->td->rules[a->rule];
+    td_unit u = d->td->units[unit];
+    td_id in[2 + TD_MOMENTS + 3] = { current_value(d, unit), d->entered[unit] };
+    uint32_t units[1 + TD_MOMENTS] = { unit };
+    int n = 2;
+    for (int m = 0; m < rule->moments; m++) {
+        td_state moment = td_moment_of(d->td, u.members[0].state, rule->moment_name[m]);
+        if (moment.id == TD_NONE) return false;
+        units[1 + m] = d->td->states[moment.id].unit;
+        in[n++] = current_value(d, units[1 + m]);
+    }
+    for (int i = 1; i < 4; i++) in[n++] = d->map[d->in->inputs[d->at.input + (uint32_t)i]];
+    size_t bytes = sizeof(td_update_attr) + (size_t)u.member_count * sizeof(td_update_segment);
+    td_update_attr *attr = td_alloc(d->td, bytes, "program");
+    if (!attr) return false;
+    uint32_t count = segments_of(d, unit, a, (td_update_segment *)(attr + 1));
+    *attr = (td_update_attr){ .rule = a->rule, .unit = unit, .moments = (uint32_t)rule->moments, .count = count };
+    td_value value = { .shape = flat_shape(&u), .dtype = (uint8_t)u.dtype, .place = replicated };
+    td_value outputs[1 + TD_MOMENTS] = { value, value, value, value, value };
+    td_id first = td_emit(d->out, &(td_emission){ .op = &td_op_update_unit, .like = &d->at, .inputs = in, .input_count = n, .attr = attr,
+                                                  .attr_bytes = sizeof *attr + count * sizeof(td_update_segment), .outputs = outputs,
+                                                  .output_count = 1 + rule->moments, .after = TD_NONE });
+    td_free(d->td, attr, bytes, "program");
+    for (int k = 0; k < 1 + rule->moments; k++) {
+        d->current[units[k]] = first + (td_id)k;
+        d->changed[units[k]] = true;
+        forget_parts(d, units[k]);
+    }
+    return d->td->error == TD_OK;
+}
+
+static bool lower_update(differentiation *d)
+{
+    const td_group_attr *a = td_node_attr(d->in, &d->at);
+    const uint32_t *states = (const uint32_t *)(a + 1);
+    for (uint32_t from = 0, unit; (unit = next_unit(d, states, a->count, &from)) != TD_NONE;)
+        if (!lower_update_unit(d, unit, a)) return false;
+    return true;
+}
+
+static bool lower_assign(differentiation *d)
+{
+    const td_assign_attr *a = td_node_attr(d->in, &d->at);
+    uint32_t unit = d->td->states[a->state].unit;
+    td_id value = d->map[d->in->inputs[d->at.input]];
+    if (a->conditional) {
+        td_tensor when = td_handle(d->out, d->map[d->in->inputs[d->at.input + 1]]);
+        value = td_handle_id(td_where_at(when, td_handle(d->out, value), td_handle(d->out, state_part(d, a->state)),
+                                         (td_here){ d->at.file, d->at.line }));
+    }
+    td_unit u = d->td->units[unit];
+    size_t bytes = (size_t)u.member_count * sizeof(td_id);
+    td_id *ids = td_alloc(d->td, bytes, "program");
+    if (!ids) return false;
+    for (int32_t m = 0; m < u.member_count; m++)
+        ids[m] = u.members[m].state == a->state ? value : state_part(d, u.members[m].state);
+    d->current[unit] = pack(d, unit, ids);
+    td_free(d->td, ids, bytes, "program");
+    d->changed[unit] = true;
+    forget_parts(d, unit);
+    d->part[a->state] = value;
+    return d->td->error == TD_OK;
+}
+
+static bool lower(differentiation *d, uint32_t index, bool effects)
+{
+    const td_op *op = d->at.op;
+    if (op == &td_op_parameter)
+        return (d->map[d->at.output] = state_part(d, ((const td_parameter_attr *)td_node_attr(d->in, &d->at))->state)) != TD_NONE;
+    if (op == &td_op_backward) return lower_backward(d);
+    if (op == &td_op_gradient) return lower_gradient(d);
+    if (op == &td_op_gradients) return lower_gradients(d);
+    if (op == &td_op_gradient_norm) return lower_norm(d);
+    if (op == &td_op_update) return lower_update(d);
+    if (op == &td_op_assign) return lower_assign(d);
+    if (op == &td_op_output && !effects && index + 1 < d->in->node_count) return true;
+    return td_copy_node(d->out, d->in, index, d->map);
+}
+
+static bool store(differentiation *d, uint32_t unit, td_id value)
+{
+    td_unit_attr attr = { .unit = unit };
+    td_node like = { .phase = d->td->phase };
+    td_emit(d->out, &(td_emission){ .op = &td_op_store, .like = &like, .inputs = &value, .input_count = 1, .attr = &attr,
+                                    .attr_bytes = sizeof attr, .after = TD_NONE });
+    return d->td->error == TD_OK;
+}
+
+static bool store_changes(differentiation *d)
+{
+    uint32_t units = d->td->unit_count;
+    d->at = (td_node){ .file = NULL };
+    for (uint32_t u = 0; u < units; u++) {
+        if (d->changed[u] && !store(d, u, d->current[u])) return false;
+        if (d->pending[u] == TD_NONE) continue;
+        uint32_t accumulator = td_accumulator_of(d->td, u);
+        if (accumulator == TD_NONE || !store(d, accumulator, mark(d, TD_MARK_ACCUMULATOR, u, d->pending[u]))) return false;
+    }
+    return true;
+}
+
+/* Moments must have units before unit numbers are used. */
+static bool make_moments(const td_program *in)
+{
+    for (uint32_t n = 0; n < in->node_count; n++) {
+        if (in->nodes[n].op != &td_op_update) continue;
+        const td_group_attr *a = td_node_attr(in, &in->nodes[n]);
+        const td_update_rule *rule = in->td->rules[a->rule];
+        for (uint32_t i = 0; i < a->count; i++)
+            for (int m = 0; m < rule->moments; m++)
+                if (td_moment_of(in->td, ((const uint32_t *)(a + 1))[i], rule->moment_name[m]).id == TD_NONE) return false;
+    }
+    return td_layout(in->td);
+}
+
+static bool open_tables(differentiation *d)
+{
+    uint32_t units = d->td->unit_count, states = d->td->state_count, ids = 3 * units + states + d->in->value_count;
+    d->bytes = ids * sizeof(td_id) + units + states;
+    d->memory = td_alloc(d->td, d->bytes, "program");
+    if (!d->memory) return false;
+    memset(d->memory, 0xFF, ids * sizeof(td_id));
+    d->map = d->memory;
+    d->current = d->map + d->in->value_count;
+    d->pending = d->current + units;
+    d->entered = d->pending + units;
+    d->part = d->entered + units;
+    d->changed = (bool *)(d->part + states);
+    d->reached = d->changed + units;
+    memset(d->changed, 0, units + states);
+    return true;
+}
+
+td_program *td_differentiate_pass(const td_program *in, bool effects)
+{
+    differentiation d = { .td = in->td, .in = in };
+    if (!make_moments(in) || !open_tables(&d)) return NULL;
+    d.out = td_pass_begin(in->td);
+    if (d.out) {
+        td_scope outer = { in->td->module, in->td->phase };
+        for (uint32_t n = 0; n < in->node_count && in->td->error == TD_OK; n++) {
+            d.at = in->nodes[n];
+            td_scope_of(in->td, &d.at, d.at.phase);
+            if (!lower(&d, n, effects)) break;
+        }
+        if (effects && in->td->error == TD_OK) store_changes(&d);
+        td_scope_restore(in->td, outer);
+        d.out = td_pass_end(d.out);
+    }
+    td_free(in->td, d.memory, d.bytes, "program");
+    return d.out;
+}

@@ -1,0 +1,235 @@
+/* fuse: chains of pointwise operations become single nodes that run tile by tile.
+ *
+ * Nodes are taken in order. A pointwise node joins the open groups whose values it reads, if its shape and placement are
+ * theirs, and unites them; a group closes, and is emitted, when a node that cannot join reads one of its values. So
+ * everything a group reads is made before it, and everything that reads it comes after.
+ */
+#include "core/internal.h"
+#include "core/ops/fused.h"
+
+#include <string.h>
+
+typedef struct group {
+    uint32_t first, last;                     /* members as a list through next[] */
+    uint32_t count;
+    td_id like;                               /* a value of `in` with the group's shape and placement */
+    bool open;
+} group;
+
+typedef struct fusion {
+    td_context *td;
+    const td_program *in;
+    td_program *out;
+    td_id *map;
+    char *live;
+    uint32_t *group_of;                       /* node -> group, or TD_NONE */
+    uint32_t *next;                           /* node -> next member, or TD_NONE */
+    uint32_t *reads;                          /* value -> live reads */
+    int *number;                              /* value -> its number in the chain being built */
+    group *groups;
+    uint32_t group_count;
+    void *memory;
+    size_t bytes;
+} fusion;
+
+static bool open_tables(fusion *f)
+{
+    uint32_t n = f->in->node_count, v = f->in->value_count;
+    f->bytes = n * (sizeof(group) + 2 * sizeof(uint32_t)) + v * (sizeof(td_id) + sizeof(uint32_t) + sizeof(int));
+    f->memory = td_alloc(f->td, f->bytes, "program");
+    f->live = td_live_nodes(f->in);
+    if (!f->memory || !f->live) return false;
+    f->groups = f->memory;
+    f->group_of = (uint32_t *)(f->groups + n);
+    f->next = f->group_of + n;
+    f->map = f->next + n;
+    f->reads = f->map + v;
+    f->number = (int *)(f->reads + v);
+    memset(f->group_of, 0xFF, 2 * n * sizeof(uint32_t));
+    memset(f->reads, 0, v * sizeof(uint32_t));
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t k = 0; f->live[i] && k < f->in->nodes[i].inputs; k++) f->reads[f->in->inputs[f->in->nodes[i].input + k]]++;
+    return true;
+}
+
+/* ---- Emitting a group */
+
+static bool emit_singly(fusion *f, const group *g)
+{
+    for (uint32_t n = g->first; n != TD_NONE; n = f->next[n])
+        if (!td_copy_node(f->out, f->in, n, f->map)) return false;
+    return true;
+}
+
+static uint32_t reads_inside(const fusion *f, const group *g, td_id v)
+{
+    uint32_t reads = 0;
+    for (uint32_t n = g->first; n != TD_NONE; n = f->next[n])
+        for (uint32_t i = 0; i < f->in->nodes[n].inputs; i++) reads += f->in->inputs[f->in->nodes[n].input + i] == v;
+    return reads;
+}
+
+typedef struct chain {
+    td_fused_builder builder;
+    td_id inputs[TD_FUSED_INPUTS];            /* values of `in` */
+    td_id outputs[TD_FUSED_OUTPUTS];
+    int output_count;
+} chain;
+
+static int outside_input(fusion *f, chain *c, td_id v)
+{
+    for (int i = 0; i < c->builder.inputs; i++)
+        if (c->inputs[i] == v) return i;
+    int number = td_fused_input(&c->builder);
+    if (number >= 0) c->inputs[number] = v;
+    return f->number[v] = number;
+}
+
+static bool build_chain(fusion *f, uint32_t index, chain *c)
+{
+    const group *g = &f->groups[index];
+    for (uint32_t n = g->first; n != TD_NONE; n = f->next[n]) {
+        const td_node *node = &f->in->nodes[n];
+        int from[3] = { 0 };
+        for (uint32_t i = 0; i < node->inputs; i++) {
+            td_id v = f->in->inputs[node->input + i];
+            from[i] = f->group_of[f->in->values[v].node] == index ? f->number[v] : outside_input(f, c, v);
+            if (from[i] < 0) return false;
+        }
+        td_id v = node->output;
+        f->number[v] = td_fused_apply(&c->builder, node->op, (td_dtype)f->in->values[v].dtype, from);
+        if (f->number[v] < 0) return false;
+        if (f->reads[v] == reads_inside(f, g, v)) continue;
+        if (c->output_count == TD_FUSED_OUTPUTS || !td_fused_output(&c->builder, f->number[v])) return false;
+        c->outputs[c->output_count++] = v;
+    }
+    return true;
+}
+
+static bool emit_group(fusion *f, uint32_t index)
+{
+    group *g = &f->groups[index];
+    chain c = { .output_count = 0 };
+    _Alignas(8) char attr[TD_FUSED_BYTES + 8];
+    td_id inputs[TD_FUSED_INPUTS];
+    td_value outputs[TD_FUSED_OUTPUTS];
+    g->open = false;
+    size_t bytes = g->count > 1 && build_chain(f, index, &c) ? td_fused_finish(&c.builder, attr) : 0;
+    if (!bytes) return emit_singly(f, g);
+    for (int i = 0; i < c.builder.inputs; i++) inputs[i] = f->map[c.inputs[i]];
+    for (int k = 0; k < c.output_count; k++) outputs[k] = f->in->values[c.outputs[k]];
+    td_id first = td_emit(f->out, &(td_emission){ .op = &td_op_fused, .like = &f->in->nodes[g->last], .inputs = inputs,
+                                                  .input_count = c.builder.inputs, .attr = attr, .attr_bytes = bytes, .outputs = outputs,
+                                                  .output_count = c.output_count, .after = TD_NONE });
+    for (int k = 0; k < c.output_count; k++) f->map[c.outputs[k]] = first + (td_id)k;
+    return f->td->error == TD_OK;
+}
+
+/* ---- Grouping */
+
+static bool may_fuse(const td_node *n)
+{
+    return (n->op->flags & TD_OP_POINTWISE) && n->outputs == 1 && n->inputs >= 1 && n->inputs <= 3 && n->after == TD_NONE;
+}
+
+static bool same_iteration(const fusion *f, td_id a, td_id b)
+{
+    const td_value *x = &f->in->values[a], *y = &f->in->values[b];
+    return td_shape_equal(x->shape, y->shape) && td_placement_equal(x->place, y->place);
+}
+
+static uint32_t open_group_of(const fusion *f, td_id v)
+{
+    uint32_t g = f->group_of[f->in->values[v].node];
+    return g != TD_NONE && f->groups[g].open ? g : TD_NONE;
+}
+
+static void append_member(fusion *f, uint32_t g, uint32_t n)
+{
+    f->next[f->groups[g].last] = n;
+    f->groups[g].last = n;
+    f->groups[g].count++;
+    f->group_of[n] = g;
+}
+
+/* Moves the members of b into a, keeping program order. */
+static void unite(fusion *f, uint32_t a, uint32_t b)
+{
+    uint32_t x = f->groups[a].first, y = f->groups[b].first, *tail = &f->groups[a].first, last = TD_NONE;
+    while (x != TD_NONE || y != TD_NONE) {
+        uint32_t *from = y == TD_NONE || (x != TD_NONE && x < y) ? &x : &y;
+        last = *tail = *from;
+        f->group_of[last] = a;
+        *from = f->next[last];
+        tail = &f->next[last];
+    }
+    *tail = TD_NONE;
+    f->groups[a].last = last;
+    f->groups[a].count += f->groups[b].count;
+    f->groups[b].open = false;
+    f->groups[b].count = 0;
+}
+
+enum { MOST_MEMBERS = 24 };
+
+static bool take_pointwise(fusion *f, uint32_t index)
+{
+    const td_node *n = &f->in->nodes[index];
+    uint32_t joined = TD_NONE;
+    for (uint32_t i = 0; i < n->inputs; i++) {
+        uint32_t g = open_group_of(f, f->in->inputs[n->input + i]);
+        if (g == TD_NONE || g == joined) continue;
+        uint32_t members = f->groups[g].count + (joined == TD_NONE ? 0 : f->groups[joined].count);
+        if (!same_iteration(f, f->groups[g].like, n->output) || members >= MOST_MEMBERS) {
+            if (!emit_group(f, g)) return false;
+        } else if (joined == TD_NONE) {
+            joined = g;
+        } else {
+            unite(f, joined, g);
+        }
+    }
+    if (joined != TD_NONE) {
+        append_member(f, joined, index);
+        return true;
+    }
+    f->groups[f->group_count] = (group){ .first = index, .last = index, .count = 1, .like = n->output, .open = true };
+    f->group_of[index] = f->group_count++;
+    return true;
+}
+
+static bool close_groups_read_by(fusion *f, const td_node *n)
+{
+    for (uint32_t i = 0; i < n->inputs; i++) {
+        uint32_t g = open_group_of(f, f->in->inputs[n->input + i]);
+        if (g != TD_NONE && !emit_group(f, g)) return false;
+    }
+    uint32_t g = n->after == TD_NONE ? TD_NONE : open_group_of(f, n->after);
+    return g == TD_NONE || emit_group(f, g);
+}
+
+static bool fuse_all(fusion *f)
+{
+    for (uint32_t n = 0; n < f->in->node_count; n++) {
+        const td_node *node = &f->in->nodes[n];
+        if (!f->live[n]) continue;
+        bool done = may_fuse(node) ? take_pointwise(f, n)
+                                   : close_groups_read_by(f, node) && td_copy_node(f->out, f->in, n, f->map);
+        if (!done) return false;
+    }
+    for (uint32_t g = 0; g < f->group_count; g++)
+        if (f->groups[g].open && !emit_group(f, g)) return false;
+    return true;
+}
+
+td_program *td_fuse_pass(const td_program *in)
+{
+    fusion f = { .td = in->td, .in = in };
+    td_program *out = NULL;
+    if (open_tables(&f) && (f.out = td_pass_begin(in->td))) {
+        fuse_all(&f);
+        out = td_pass_end(f.out);
+    }
+    td_free(in->td, f.live, in->node_count, "program");
+    td_free(in->td, f.memory, f.bytes, "program");
+    return out;
+}

@@ -1,0 +1,243 @@
+/* What the files of core/ share: the context and the stages' entry points. Nothing outside core/ includes this.
+ *
+ * The files follow the program: context, module, state -> record -> precision, differentiate, simplify, fuse ->
+ * plan -> run; step.c ties them together and keeps the plan cache.
+ */
+#ifndef TANDEM_INTERNAL_H
+#define TANDEM_INTERNAL_H
+
+#include <tandem/rewrite.h>
+
+struct td_onednn;
+
+typedef struct td_module_entry {
+    char *path;                               /* "h.3.attn"; "" for the root */
+    uint64_t hash;                            /* of the path */
+    uint32_t parent;
+    uint32_t draws, draws_stamp;              /* random operations recorded here in this micro-batch */
+} td_module_entry;
+
+typedef struct td_state_entry {
+    char *name;
+    uint64_t hash;                            /* of the name: keys the initial values */
+    td_state_kind kind;
+    td_dtype dtype;
+    td_shape shape;
+    int64_t elements;
+    td_init init;
+    uint32_t of;                              /* a moment's parameter, else TD_NONE */
+    bool frozen;
+    uint32_t unit;                            /* TD_NONE: not laid out yet */
+    int64_t offset;                           /* within the unit */
+    uint32_t use, use_generation;             /* the value td_use gave in this recording */
+} td_state_entry;
+
+/* An input or scalar of the recording, in order; plans refer to it by index. */
+typedef struct td_slot {
+    const void *data;                         /* the caller's; NULL: a scalar, held here */
+    double f64;
+    float f32;
+} td_slot;
+
+typedef struct td_planned td_planned;
+
+struct td_context {
+    td_options options;
+    td_allocator allocator;
+    td_mode mode;
+
+    td_code error;
+    char error_text[1024];
+    char location[512];                       /* scratch of td_location */
+
+    td_module_entry *modules;
+    uint32_t module_count, module_room;
+    td_state_entry *states;
+    uint32_t state_count, state_room;
+    td_unit *units;
+    uint32_t unit_count, unit_room;
+    const td_update_rule **rules;
+    uint32_t rule_count, rule_room;
+
+    td_program recording;
+    td_program *program;                      /* what td_record appends to: the recording, or a pass's */
+    uint32_t module;                          /* entered; TD_MAX_MODULES deep */
+    uint32_t module_stack[64];
+    int module_depth;
+    uint32_t phase;                           /* of what is being recorded */
+    uint32_t generation;                      /* the last one given to a program */
+    uint32_t draws_stamp;
+    uint32_t backwards;                       /* recorded in this step */
+    bool updates_recorded;
+    td_slot *slots;
+    uint32_t slot_count, slot_room;
+    struct { const td_op *op; uint64_t hash; } op_hashes[256];
+
+    bool has_parallel;
+    td_parallel parallel;
+    td_mesh mesh;
+    void *attachment;
+    size_t attachment_bytes;
+
+    td_planned **plans;
+    uint32_t plan_count, plan_room;
+    td_planned *last;                            /* whose outputs can be read */
+    uint32_t last_generation;
+    void *arena;
+    int64_t arena_bytes;
+    int64_t steps;                            /* td_step calls that ran */
+    td_run run;
+    td_report report;
+    struct td_onednn *onednn;
+    struct td_eager *eager;
+
+    uint32_t passes_off;                      /* bits of td_pass_kind */
+    uint32_t print;
+};
+
+typedef enum td_stage {
+    TD_STAGE_RECORD, TD_STAGE_PRECISION, TD_STAGE_GRAD, TD_STAGE_SIMPLIFY, TD_STAGE_PLACE, TD_STAGE_SCHEDULE,
+    TD_STAGE_FUSE, TD_STAGE_PLAN, TD_STAGES
+} td_stage;
+bool td_stage_off(const td_context *td, td_stage stage);
+bool td_stage_printed(const td_context *td, td_stage stage);
+
+/* Grows *array so that it holds at least `needed` items; keeps its content. */
+bool td_grow(td_context *td, void **array, uint32_t *room, uint32_t needed, size_t item_bytes, const char *kind);
+char *td_copy_text(td_context *td, const char *text, const char *kind);
+/* Growing text; text is NULL after a failure. Free with td_free(td, b.text, b.room, "host"). */
+typedef struct td_text {
+    td_context *td;
+    char *text;
+    uint32_t length, room;
+} td_text;
+void td_text_add(td_text *b, const char *format, ...) TD_PRINTF(2, 3);
+
+/* Mixing of 64-bit hashes; not cryptographic. */
+static inline uint64_t td_mix(uint64_t h, uint64_t v)
+{
+    h = (h ^ v) * 0x9E3779B97F4A7C15u;
+    return h ^ (h >> 29);
+}
+uint64_t td_hash_bytes(uint64_t h, const void *bytes, size_t count);
+uint64_t td_hash_text(const char *text);
+
+/* "(h.3.attn) (model.c:41)": where node n was recorded. Valid until the next call. */
+const char *td_location(td_context *td, uint32_t module, const char *file, int line);
+const char *td_module_path(const td_context *td, uint32_t module);
+/* "(3, 4)" into `to`; returns it. */
+enum { TD_SHAPE_TEXT = 160 };
+char *td_shape_text(td_shape shape, char to[TD_SHAPE_TEXT]);
+
+/* Key of a random operation recorded now: module path and occurrence within the micro-batch. */
+uint64_t td_random_key(td_context *td);
+struct td_onednn *td_onednn_of(td_context *td);           /* NULL after td_fail */
+
+/* ---- Programs (program.c) */
+void td_program_reset(td_program *p, uint32_t generation);
+void td_program_drop(td_program *p);                      /* frees the arrays */
+bool td_program_copy(td_program *to, const td_program *from);
+bool td_program_same(const td_program *a, const td_program *b);
+void td_program_log(const td_program *p, td_stage stage);
+/* While passes build: what recorded nodes inherit. */
+typedef struct td_scope {
+    uint32_t module, phase;
+} td_scope;
+td_scope td_scope_of(td_context *td, const td_node *n, uint32_t phase);
+void td_scope_restore(td_context *td, td_scope scope);
+
+/* ---- State (state.c) */
+bool td_layout(td_context *td);                           /* gives every state a unit */
+bool td_unit_allocate(td_context *td, uint32_t unit);     /* memory and initial values; nothing when it has them */
+uint32_t td_accumulator_of(td_context *td, uint32_t unit); /* makes the unit of pending gradients; TD_NONE: failed */
+void td_state_close(td_context *td);
+void td_unit_range(const td_context *td, const td_unit *u, int64_t *begin, int64_t *end); /* elements held here */
+
+/* The first element along dimension 0 of a value that this rank holds. */
+int64_t td_first_row(const td_mesh *mesh, const td_arg *arg);
+double td_read_scalar(const td_arg *arg);
+/* A rule's number in the context, the same on all ranks that record the same. */
+uint32_t td_rule_number(td_context *td, const td_update_rule *rule);
+td_state td_moment_of(td_context *td, uint32_t state, const char *slot); /* found or made */
+
+/* What an update node carries as recorded; `count` states (uint32_t) follow. */
+typedef struct td_group_attr {
+    uint64_t names_hash;
+    uint32_t rule, count;
+    double hyper[TD_HYPERS];
+} td_group_attr;
+
+/* ---- Passes: each returns a new program, or NULL after a failure */
+td_program *td_precision_pass(const td_program *in);
+/* What a differentiated program changes beyond its assigns. */
+td_program *td_differentiate_pass(const td_program *in, bool effects);
+td_program *td_simplify_pass(const td_program *in);
+td_program *td_fuse_pass(const td_program *in);
+/* Which nodes are needed: bytes of 0 or 1, one a node, from the context ("program"). */
+char *td_live_nodes(const td_program *p);
+
+/* ---- Plan (plan.c) and run (execute.c) */
+typedef struct td_task {
+    void (*run)(const td_kernel *k);
+    td_kernel kernel;
+    uint32_t node;                            /* of the plan's program */
+} td_task;
+
+typedef enum td_block_kind { TD_BLOCK_ARENA, TD_BLOCK_UNIT, TD_BLOCK_SLOT } td_block_kind;
+typedef struct td_block {
+    td_block_kind kind;
+    uint32_t index;                           /* unit or slot */
+    int64_t bytes;
+    int64_t offset;                           /* in the arena, or in the block it is part of */
+    int32_t first, last;                      /* positions of the tasks between which it is live */
+    uint32_t part_of;                         /* another block, or TD_NONE */
+} td_block;
+
+/* Where a kernel operand's pointer comes from: block's base + offset. */
+typedef struct td_binding {
+    void **pointer;
+    uint32_t block;
+    int64_t offset;
+} td_binding;
+
+typedef struct td_plan_output {
+    td_id recorded;                           /* value of the recording */
+    td_id value;                              /* of the plan's program */
+    td_dtype dtype;
+    td_shape shape;
+    uint32_t block;                           /* where it is */
+    int64_t offset;
+} td_plan_output;
+
+struct td_planned {
+    td_program recording;                     /* to confirm a fingerprint by comparison */
+    uint64_t key;
+    bool pure;                                /* made for td_item: assigns nothing */
+    td_program *program;                      /* as run */
+    td_task *tasks;
+    uint32_t task_count, task_room;
+    td_arg *args;
+    uint32_t arg_count, arg_room;
+    td_block *blocks;
+    uint32_t block_count, block_room;
+    td_binding *bindings;                     /* those of slots come last: they change every step */
+    uint32_t binding_count, binding_room, fixed_count;
+    td_plan_output *outputs;
+    uint32_t output_count, output_room;
+    uint32_t *accumulators;                   /* units: flags after a run, see below */
+    uint32_t accumulator_count, accumulator_room;
+    int64_t arena_bytes, live_bytes;
+    td_cost cost;
+    int64_t comm_calls;
+    const void *bound;                        /* arena base that fixed bindings were resolved for */
+    uint64_t used;                            /* step it was last used in */
+};
+enum { TD_ACCUMULATOR_FULL = 1 };             /* accumulators[i] = 2 * unit + flag after the step */
+td_planned *td_plan_make(td_context *td, td_program *final);  /* takes the program */
+void td_plan_free(td_context *td, td_planned *plan);
+bool td_plan_run(td_context *td, td_planned *plan);
+
+/* ---- Step (step.c) */
+void td_step_close(td_context *td);
+
+#endif

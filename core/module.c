@@ -1,0 +1,74 @@
+/* Modules: the parameter tree as dotted paths, and which of its places is being recorded. */
+#include "core/internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static td_module failed_module(td_context *td) { return (td_module){ .td = td, .id = TD_NONE }; }
+
+td_module td_root(td_context *td) { return td->module_count ? (td_module){ .td = td, .id = 0 } : failed_module(td); }
+td_context *td_module_context(td_module m) { return m.td; }
+
+td_module td_child(td_module parent, const char *name)
+{
+    td_context *td = parent.td;
+    if (parent.id >= td->module_count) return failed_module(td);
+    if (!*name) {
+        td_fail(td, TD_ERROR_USAGE, "td_child: a module of '%s' needs a name", td->modules[parent.id].path);
+        return failed_module(td);
+    }
+    const char *above = td->modules[parent.id].path;
+    size_t bytes = strlen(above) + strlen(name) + 2;
+    char *path = td_alloc(td, bytes, "host");
+    if (!path) return failed_module(td);
+    snprintf(path, bytes, *above ? "%s.%s" : "%s%s", above, name);
+    uint64_t hash = td_hash_text(path);
+    for (uint32_t m = 0; m < td->module_count; m++) {
+        if (td->modules[m].hash != hash || strcmp(td->modules[m].path, path)) continue;
+        td_free(td, path, bytes, "host");
+        return (td_module){ .td = td, .id = m };
+    }
+    char *kept = td_copy_text(td, path, "host"); /* exactly as long as its text */
+    td_free(td, path, bytes, "host");
+    if (!kept) return failed_module(td);
+    if (!td_grow(td, (void **)&td->modules, &td->module_room, td->module_count + 1, sizeof *td->modules, "host")) {
+        td_free(td, kept, strlen(kept) + 1, "host");
+        return failed_module(td);
+    }
+    td->modules[td->module_count] = (td_module_entry){ .path = kept, .hash = hash, .parent = parent.id };
+    return (td_module){ .td = td, .id = td->module_count++ };
+}
+
+void td_enter(td_module m)
+{
+    td_context *td = m.td;
+    if (m.id >= td->module_count) return;
+    int deep = (int)(sizeof td->module_stack / sizeof *td->module_stack);
+    if (td->module_depth == deep) {
+        td_fail(td, TD_ERROR_USAGE, "td_enter: '%s' is more than %d modules deep; is a td_leave missing?", td->modules[m.id].path, deep);
+        return;
+    }
+    td->module_stack[td->module_depth++] = td->module;
+    td->module = m.id;
+}
+
+void td_leave(td_module m)
+{
+    td_context *td = m.td;
+    if (m.id >= td->module_count || td->error != TD_OK) return;
+    if (!td->module_depth || td->module != m.id) {
+        td_fail(td, TD_ERROR_USAGE, "td_leave: '%s' was not the module entered last", td->modules[m.id].path);
+        return;
+    }
+    td->module = td->module_stack[--td->module_depth];
+}
+
+uint64_t td_random_key(td_context *td)
+{
+    td_module_entry *m = &td->modules[td->module];
+    if (m->draws_stamp != td->draws_stamp) {
+        m->draws_stamp = td->draws_stamp;
+        m->draws = 0;
+    }
+    return td_mix(m->hash, m->draws++);
+}

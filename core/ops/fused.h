@@ -1,0 +1,72 @@
+/* Chains of pointwise operations that run as one kernel, tile by tile, so that values between them stay in cache.
+ *
+ * A fused node (td_op_fused) has an attribute of variable size:
+ *
+ *     td_fused_header | td_fused_instruction x instructions | uint16_t register x outputs | zeros to a multiple of 8
+ *
+ * Registers 0 .. inputs-1 hold the node's inputs and are never written; the others are written by instructions. All
+ * outputs have the same shape, which inputs broadcast against. An instruction computes in f32, or in f64 where any
+ * value of the chain is f64, i32 or i64, and its result is rounded to its dtype: so a chain gives what its operations
+ * give one by one.
+ *
+ * The kernel may be given an output in the memory of any input of the same size, each output its own.
+ *
+ * How the fuse pass makes one:
+ *
+ *     td_fused_builder b = { 0 };
+ *     int x = td_fused_input(&b), w = td_fused_input(&b);         input 0, input 1 of the node
+ *     int y = td_fused_apply(&b, &td_op_mul, TD_F32, (int[]){ x, w });
+ *     int z = td_fused_apply(&b, &td_op_cast, TD_BF16, &y);       the dtype is the result's
+ *     td_fused_output(&b, z);                                     output 0
+ *     char attr[TD_FUSED_BYTES];
+ *     size_t bytes = td_fused_finish(&b, attr);                   0: needs more registers than there are
+ *
+ * then td_emit with op = &td_op_fused, inputs in the order of td_fused_input and one td_value an output. The functions
+ * give -1 (false) when the chain is full; it is then as it was before, and can still be finished.
+ */
+#ifndef TANDEM_CORE_OPS_FUSED_H
+#define TANDEM_CORE_OPS_FUSED_H
+
+#include <tandem/rewrite.h>
+
+#include "core/ops/pointwise_table.h"
+
+enum {
+    TD_FUSED_INPUTS = 16,
+    TD_FUSED_OUTPUTS = TD_CALL_OUTPUTS,
+    TD_FUSED_INSTRUCTIONS = 64,
+    TD_FUSED_REGISTERS = 32, /* inputs and values alive at once */
+};
+
+typedef struct td_fused_header {
+    int32_t inputs, outputs, instructions, registers;
+} td_fused_header;
+
+typedef struct td_fused_instruction {
+    uint16_t function; /* TD_POINTWISE_... */
+    uint16_t to;       /* register */
+    uint16_t from[3];
+    uint16_t dtype;    /* of the result */
+} td_fused_instruction;
+
+enum { TD_FUSED_BYTES = sizeof(td_fused_header) + TD_FUSED_INSTRUCTIONS * sizeof(td_fused_instruction) + 2 * TD_FUSED_OUTPUTS };
+
+/* A chain being made. Values are numbered: inputs from 0, results of instructions from TD_FUSED_INPUTS. */
+typedef struct td_fused_builder {
+    int inputs, instructions, outputs;
+    td_fused_instruction code[TD_FUSED_INSTRUCTIONS]; /* `to` and `from` are values */
+    uint16_t output[TD_FUSED_OUTPUTS];
+} td_fused_builder;
+
+int td_fused_input(td_fused_builder *b);
+/* op: TD_OP_POINTWISE with its number of values in `from`; broadcast counts as one with its input as operand. */
+int td_fused_apply(td_fused_builder *b, const td_op *op, td_dtype dtype, const int *from);
+bool td_fused_output(td_fused_builder *b, int value);
+/* Gives values registers; writes the attribute to `attr` (8-byte aligned, TD_FUSED_BYTES of room), returns its size. */
+size_t td_fused_finish(const td_fused_builder *b, void *attr);
+
+/* The kernel of a single pointwise node: a chain of one instruction. */
+bool td_pointwise_prepare(td_context *td, const td_kernel *k, td_preparation *out);
+void td_fused_cpu(const td_kernel *k);
+
+#endif

@@ -1,0 +1,83 @@
+/* Making the attribute of a fused chain: values are numbered as they come, then share registers. */
+#include "core/ops/fused.h"
+
+#include <string.h>
+
+int td_fused_input(td_fused_builder *b)
+{
+    return b->inputs < TD_FUSED_INPUTS ? b->inputs++ : -1;
+}
+
+int td_fused_apply(td_fused_builder *b, const td_op *op, td_dtype dtype, const int *from)
+{
+    if (b->instructions == TD_FUSED_INSTRUCTIONS)
+        return -1;
+    td_fused_instruction *i = &b->code[b->instructions];
+    *i = (td_fused_instruction){ .function = (uint16_t)op->pointwise, .to = (uint16_t)(TD_FUSED_INPUTS + b->instructions),
+                                 .dtype = (uint16_t)dtype };
+    for (int s = 0; s < 3; s++) /* an operand a function does not have is its first, so that it names a register */
+        i->from[s] = (uint16_t)from[s < td_pointwise_inputs[op->pointwise] ? s : 0];
+    return TD_FUSED_INPUTS + b->instructions++;
+}
+
+bool td_fused_output(td_fused_builder *b, int value)
+{
+    if (b->outputs == TD_FUSED_OUTPUTS)
+        return false;
+    b->output[b->outputs++] = (uint16_t)value;
+    return true;
+}
+
+/* The last instruction that reads each value; outputs are read after all. */
+static void last_reads(const td_fused_builder *b, int last[TD_FUSED_INPUTS + TD_FUSED_INSTRUCTIONS])
+{
+    for (int v = 0; v < TD_FUSED_INPUTS + TD_FUSED_INSTRUCTIONS; v++)
+        last[v] = -1;
+    for (int i = 0; i < b->instructions; i++)
+        for (int s = 0; s < 3; s++)
+            last[b->code[i].from[s]] = i;
+    for (int o = 0; o < b->outputs; o++)
+        last[b->output[o]] = b->instructions;
+}
+
+size_t td_fused_finish(const td_fused_builder *b, void *attr)
+{
+    enum { VALUES = TD_FUSED_INPUTS + TD_FUSED_INSTRUCTIONS };
+    int last[VALUES];
+    uint16_t home[VALUES] = { 0 }; /* the register of each value */
+    bool taken[TD_FUSED_REGISTERS] = { false };
+    td_fused_instruction code[TD_FUSED_INSTRUCTIONS];
+    td_fused_header header = { .inputs = b->inputs, .outputs = b->outputs, .instructions = b->instructions, .registers = b->inputs };
+    last_reads(b, last);
+    for (int v = 0; v < b->inputs; v++) {
+        home[v] = (uint16_t)v;
+        taken[v] = true;
+    }
+    for (int i = 0; i < b->instructions; i++) {
+        code[i] = b->code[i];
+        for (int s = 0; s < 3; s++) {
+            int value = b->code[i].from[s];
+            code[i].from[s] = home[value];
+            if (last[value] == i && value >= TD_FUSED_INPUTS)
+                taken[home[value]] = false; /* the result may take its place */
+        }
+        int free = b->inputs;
+        while (free < TD_FUSED_REGISTERS && taken[free])
+            free++;
+        if (free == TD_FUSED_REGISTERS)
+            return 0;
+        taken[free] = last[TD_FUSED_INPUTS + i] >= 0;
+        home[TD_FUSED_INPUTS + i] = code[i].to = (uint16_t)free;
+        header.registers = free >= header.registers ? free + 1 : header.registers;
+    }
+    uint16_t output[TD_FUSED_OUTPUTS];
+    for (int o = 0; o < b->outputs; o++)
+        output[o] = home[b->output[o]];
+    size_t code_bytes = (size_t)b->instructions * sizeof *code, output_bytes = (size_t)b->outputs * sizeof *output;
+    size_t bytes = (sizeof header + code_bytes + output_bytes + 7) & ~(size_t)7;
+    memset(attr, 0, bytes);
+    memcpy(attr, &header, sizeof header);
+    memcpy((char *)attr + sizeof header, code, code_bytes);
+    memcpy((char *)attr + sizeof header + code_bytes, output, output_bytes);
+    return bytes;
+}

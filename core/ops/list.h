@@ -1,0 +1,22 @@
+/* Every operation that computes. Adding one touches its own file and this list; the tests go through it.
+ *
+ * Operations about state and passes (input, parameter, assign, update, mark ...) are in state.c and update.c.
+ */
+#ifndef TANDEM_CORE_OPS_LIST_H
+#define TANDEM_CORE_OPS_LIST_H
+
+#include <tandem/rewrite.h>
+
+#define TD_OPERATIONS(X)                                                                                                   \
+    TD_UNARY(X) TD_BINARY(X) X(where) X(cast)                                                                              \
+    X(fused)                                                                                                               \
+    X(sum) X(max) X(argmax)                                                                                                \
+    X(reshape) X(broadcast) X(transpose) X(slice) X(concat) X(fill) X(iota)                                                \
+    X(matmul) X(linear)                                                                                                    \
+    X(softmax) X(cross_entropy_rows) X(cross_entropy_gradient)                                                             \
+    X(dropout_mask) X(uniform)
+
+#define TD_DECLARE_OPERATION(name) extern const td_op td_op_##name;
+TD_OPERATIONS(TD_DECLARE_OPERATION)
+
+#endif

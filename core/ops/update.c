@@ -1,0 +1,306 @@
+/* Optimizer updates: one node a parameter group when recorded, one a unit when run.
+ *
+ *     gradients[states]                       -> every gradient as one flat value, in order
+ *     gradient_norm gradients                 -> sqrt(sum of squares), scalar
+ *     update[rule, states] gradients rate scale updates
+ *
+ * differentiate turns each into work on units, where a group is a list of segments of the flat range:
+ *
+ *     sum_squares flat                        -> scalar
+ *     update_unit parameter gradient moments.. rate scale updates -> parameter moments..
+ */
+#include "core/internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* ---- As recorded */
+
+static td_tensor failed_tensor(td_context *td) { return (td_tensor){ .td = td, .id = TD_NONE }; }
+
+static bool gradients_shape(td_call *call)
+{
+    const td_gradients_attr *a = call->attr;
+    const uint32_t *state = (const uint32_t *)(a + 1);
+    int64_t n = 0;
+    for (uint32_t i = 0; i < a->count; i++) n += call->td->states[state[i]].elements;
+    call->out[0].shape = TD_SHAPE(n);
+    call->out[0].dtype = (uint8_t)td_float(call->td);
+    return true;
+}
+
+static void gradients_print(const td_program *p, const td_node *n, char *to, size_t room)
+{
+    snprintf(to, room, "%u parameters", ((const td_gradients_attr *)td_node_attr(p, n))->count);
+}
+
+const td_op td_op_gradients = { .name = "gradients", .flags = TD_OP_SOURCE | TD_OP_VIRTUAL, .shape = gradients_shape, .print = gradients_print };
+
+/* Checks that the states can be trained; gives a hash of their names. */
+static bool check_states(td_context *td, const char *what, const td_state *states, int count, uint64_t *hash)
+{
+    *hash = 0;
+    for (int i = 0; i < count; i++) {
+        if (states[i].id == TD_NONE) return false;
+        const td_state_entry *s = &td->states[states[i].id];
+        *hash = td_mix(*hash, s->hash);
+        if (s->kind == TD_PARAMETER && !s->frozen) continue;
+        td_fail(td, TD_ERROR_USAGE, "%s: '%s' is not a parameter that trains", what, s->name);
+        return false;
+    }
+    if (!count) td_fail(td, TD_ERROR_USAGE, "%s: there is no parameter to train", what);
+    return count > 0;
+}
+
+enum { FEW_STATES = 512 };
+
+td_tensor td_gradients_at(td_context *td, const td_state *states, int count, td_here here)
+{
+    struct {
+        td_gradients_attr head;
+        uint32_t state[FEW_STATES];
+    } few;
+    uint64_t hash;
+    if (td->error != TD_OK || !check_states(td, "gradients", states, count, &hash)) return failed_tensor(td);
+    size_t bytes = sizeof few.head + (size_t)count * sizeof(uint32_t);
+    td_gradients_attr *attr = count <= FEW_STATES ? &few.head : td_alloc(td, bytes, "program");
+    if (!attr) return failed_tensor(td);
+    *attr = (td_gradients_attr){ .names_hash = hash, .count = (uint32_t)count };
+    uint32_t *state = (uint32_t *)(attr + 1);
+    for (int i = 0; i < count; i++) state[i] = states[i].id;
+    td_tensor t = td_record_sized(td, &td_op_gradients, here, 0, NULL, attr, bytes);
+    if (attr != &few.head) td_free(td, attr, bytes, "program");
+    return t;
+}
+
+static bool norm_shape(td_call *call)
+{
+    call->out[0].dtype = (uint8_t)td_float(call->td);
+    return true;
+}
+
+const td_op td_op_gradient_norm = { .name = "gradient_norm", .inputs = 1, .flags = TD_OP_VIRTUAL, .shape = norm_shape };
+
+td_tensor td_gradient_norm_at(td_tensor gradients, td_here here)
+{
+    if (td_failed(gradients)) return gradients;
+    td_context *td = gradients.td;
+    if (gradients.generation == td->program->generation && td_producer(td->program, gradients.id)->op != &td_op_gradients) {
+        td_fail(td, TD_ERROR_USAGE, "gradient_norm: needs what td_gradients gave %s", td_location(td, td->module, here.file, here.line));
+        return failed_tensor(td);
+    }
+    return td_record_sized(td, &td_op_gradient_norm, here, 1, &gradients, NULL, 0);
+}
+
+static bool update_shape(td_call *call)
+{
+    static const char *const scalars[] = { "rate", "scale", "updates" };
+    char text[TD_SHAPE_TEXT];
+    for (int i = 1; i < 4; i++) {
+        const td_value *v = call->in[i];
+        if (td_shape_elements(v->shape) != 1 || v->dtype != (uint8_t)td_float(call->td))
+            return td_call_fail(call, "%s is %s %s, must be a scalar of %s", scalars[i - 1], td_dtype_name((td_dtype)v->dtype),
+                                td_shape_text(v->shape, text), td_dtype_name(td_float(call->td)));
+    }
+    call->outputs = 0;
+    return true;
+}
+
+static void update_print(const td_program *p, const td_node *n, char *to, size_t room)
+{
+    const td_group_attr *a = td_node_attr(p, n);
+    snprintf(to, room, "%s, %u parameters", p->td->rules[a->rule]->name, a->count);
+}
+
+const td_op td_op_update = { .name = "update", .inputs = 4, .flags = TD_OP_EFFECT | TD_OP_VIRTUAL, .shape = update_shape, .print = update_print };
+
+uint32_t td_rule_number(td_context *td, const td_update_rule *rule)
+{
+    for (uint32_t r = 0; r < td->rule_count; r++)
+        if (td->rules[r] == rule) return r;
+    if (!td_grow(td, (void **)&td->rules, &td->rule_room, td->rule_count + 1, sizeof *td->rules, "host")) return TD_NONE;
+    td->rules[td->rule_count] = rule;
+    return td->rule_count++;
+}
+
+void td_update_at(const td_update_call *call, td_here here)
+{
+    struct {
+        td_group_attr head;
+        uint32_t state[FEW_STATES];
+    } few;
+    td_context *td = call->gradients.td;
+    uint64_t hash;
+    if (td->error != TD_OK || !check_states(td, call->rule->name, call->states, call->count, &hash)) return;
+    uint32_t rule = td_rule_number(td, call->rule);
+    if (rule == TD_NONE) return;
+    size_t bytes = sizeof few.head + (size_t)call->count * sizeof(uint32_t);
+    td_group_attr *attr = call->count <= FEW_STATES ? &few.head : td_alloc(td, bytes, "program");
+    if (!attr) return;
+    *attr = (td_group_attr){ .names_hash = td_mix(hash, td_hash_text(call->rule->name)), .rule = rule, .count = (uint32_t)call->count };
+    memcpy(attr->hyper, call->hyper, sizeof attr->hyper);
+    uint32_t *state = (uint32_t *)(attr + 1);
+    for (int i = 0; i < call->count; i++) {
+        state[i] = call->states[i].id;
+        td->states[state[i]].use_generation = 0; /* the next read sees the new value */
+    }
+    td_tensor in[] = { call->gradients, call->rate, call->scale, call->updates };
+    td_record_sized(td, &td_op_update, here, 4, in, attr, bytes);
+    if (attr != &few.head) td_free(td, attr, bytes, "program");
+    td->updates_recorded = true;
+}
+
+/* ---- As run: sum_squares. Blocks of a fixed size, summed in order: the same on any number of threads. */
+
+enum { BLOCK = 8192 };
+
+#define SUM_BLOCK(T)                                                                                   \
+    {                                                                                                  \
+        const T *x = (const T *)k->in[0].data + b * BLOCK;                                             \
+        int64_t count = n - b * BLOCK < BLOCK ? n - b * BLOCK : BLOCK;                                 \
+        double lane[8] = { 0 };                                                                        \
+        int64_t i = 0;                                                                                 \
+        for (; i + 8 <= count; i += 8)                                                                 \
+            for (int l = 0; l < 8; l++) lane[l] += (double)x[i + l] * (double)x[i + l];                \
+        for (; i < count; i++) lane[0] += (double)x[i] * (double)x[i];                                 \
+        sums[b] = ((lane[0] + lane[1]) + (lane[2] + lane[3])) + ((lane[4] + lane[5]) + (lane[6] + lane[7])); \
+    }
+
+static void sum_blocks(void *user, int64_t begin, int64_t end)
+{
+    const td_kernel *k = user;
+    double *sums = k->workspace;
+    int64_t n = td_shape_elements(k->in[0].shape);
+    for (int64_t b = begin; b < end; b++) {
+        if (k->in[0].dtype == TD_F64)
+            SUM_BLOCK(double)
+        else
+            SUM_BLOCK(float)
+    }
+}
+
+static int64_t blocks_of(const td_kernel *k) { return (td_shape_elements(k->in[0].shape) + BLOCK - 1) / BLOCK; }
+
+static bool sum_squares_prepare(td_context *td, const td_kernel *k, td_preparation *out)
+{
+    (void)td;
+    out->workspace_bytes = blocks_of(k) * (int64_t)sizeof(double);
+    return true;
+}
+
+static void sum_squares_cpu(const td_kernel *k)
+{
+    int64_t blocks = blocks_of(k);
+    td_parallel_for(k->run, blocks, 4, sum_blocks, (void *)k);
+    double total = 0;
+    for (int64_t b = 0; b < blocks; b++) total += ((const double *)k->workspace)[b];
+    if (k->out[0].dtype == TD_F64)
+        *(double *)k->out[0].data = total;
+    else
+        *(float *)k->out[0].data = (float)total;
+}
+
+static bool sum_squares_shape(td_call *call)
+{
+    call->out[0].dtype = call->in[0]->dtype;
+    return true;
+}
+
+static void contracted_rule(const td_program *p, const td_node *n, td_place_rule *rule)
+{
+    (void)p, (void)n;
+    memset(rule, 0, sizeof *rule);
+    rule->in[0][0] = 1;
+}
+
+static td_cost sum_squares_cost(const td_kernel *k)
+{
+    int64_t n = td_shape_elements(k->in[0].shape);
+    return (td_cost){ .flops = 2 * n, .bytes = n * td_dtype_size(k->in[0].dtype) };
+}
+
+const td_op td_op_sum_squares = {
+    .name = "sum_squares", .inputs = 1, .shape = sum_squares_shape, .place = contracted_rule, .cost = sum_squares_cost,
+    .prepare = sum_squares_prepare, .cpu = sum_squares_cpu,
+};
+
+/* ---- As run: update_unit */
+
+static void flat_rule(const td_program *p, const td_node *n, td_place_rule *rule)
+{
+    (void)p, (void)n;
+    memset(rule, 0, sizeof *rule);
+    for (int i = 0; i < TD_RULE_INPUTS; i++) rule->in[i][0] = 1; /* scalars have no dimension 0 */
+    for (int i = 0; i < TD_RULE_OUTPUTS; i++) rule->out[i][0] = 1;
+}
+
+int64_t td_first_row(const td_mesh *mesh, const td_arg *arg)
+{
+    int64_t at = 0, rows = arg->global.rank ? arg->global.dim[0] : 1;
+    for (int a = 0; a < mesh->axes; a++) {
+        if (arg->place.kind[a] != TD_SHARDED || arg->place.dim[a] != 0) continue;
+        rows = (rows + mesh->size[a] - 1) / mesh->size[a];
+        at += rows * mesh->at[a];
+    }
+    return at;
+}
+
+typedef struct update_work {
+    const td_kernel *k;
+    const td_update_rule *rule;
+    const td_update_segment *segment;
+    int64_t first;                            /* of this rank's range, in the unit */
+    int64_t begin, end;                       /* of the segment here, counted from first */
+} update_work;
+
+static void update_rows(void *user, int64_t begin, int64_t end)
+{
+    const update_work *w = user;
+    const td_kernel *k = w->k;
+    const td_arg *scalars = k->in + k->inputs - 3;
+    int64_t item = td_dtype_size(k->in[0].dtype), at = w->begin + begin;
+    td_update_range range = {
+        .count = end - begin, .dtype = k->in[0].dtype,
+        .parameter = (char *)k->out[0].data + at * item, .gradient = (const char *)k->in[1].data + at * item,
+        .rate = td_read_scalar(&scalars[0]), .gradient_scale = td_read_scalar(&scalars[1]), .updates = td_read_scalar(&scalars[2]),
+    };
+    for (int m = 0; m < w->rule->moments; m++) range.moment[m] = (char *)k->out[1 + m].data + at * item;
+    memcpy(range.hyper, w->segment->hyper, sizeof range.hyper);
+    w->rule->cpu(&range);
+}
+
+static void update_unit_cpu(const td_kernel *k)
+{
+    const td_update_attr *a = k->attr;
+    const td_update_segment *segments = (const td_update_segment *)(a + 1);
+    const td_update_rule *rule = k->run->td->rules[a->rule];
+    int64_t count = td_shape_elements(k->in[0].shape), first = td_first_row(k->run->mesh, &k->in[0]);
+    for (int o = 0; o < k->outputs; o++) { /* the kernels work in place */
+        const td_arg *from = &k->in[o ? 1 + o : 0];
+        if (from->data != k->out[o].data) memcpy(k->out[o].data, from->data, (size_t)(count * td_dtype_size(from->dtype)));
+    }
+    for (uint32_t s = 0; s < a->count; s++) {
+        int64_t begin = segments[s].begin - first, end = segments[s].end - first;
+        update_work w = { k, rule, &segments[s], first, begin > 0 ? begin : 0, end < count ? end : count };
+        if (w.end > w.begin) td_parallel_for(k->run, w.end - w.begin, 16384, update_rows, &w);
+    }
+}
+
+static void update_unit_print(const td_program *p, const td_node *n, char *to, size_t room)
+{
+    const td_update_attr *a = td_node_attr(p, n);
+    snprintf(to, room, "%s, unit %u", p->td->rules[a->rule]->name, a->unit);
+}
+
+static td_cost update_unit_cost(const td_kernel *k)
+{
+    const td_update_attr *a = k->attr;
+    const td_update_rule *rule = k->run->td->rules[a->rule];
+    int64_t n = td_shape_elements(k->in[0].shape);
+    return (td_cost){ .flops = rule->flops * n, .bytes = (3 + 2 * rule->moments) * n * td_dtype_size(k->in[0].dtype) };
+}
+
+const td_op td_op_update_unit = {
+    .name = "update_unit", .inputs = -1, .flags = TD_OP_INPLACE, .place = flat_rule, .cost = update_unit_cost,
+    .cpu = update_unit_cpu, .print = update_unit_print, .inplace = { 0, 2 },
+};

@@ -1,0 +1,33 @@
+/* Random numbers by counter: a value is a function of (seed, key, counter, index) and of nothing else, so any rank or
+ * thread can make any element of a draw, in any order, and all get the same.
+ *
+ * The generator is Philox 4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC11).
+ * One block gives four elements: index / 4 is the low half of Philox's counter, `counter` the high half.
+ * Values are the same in f32 and f64: uniform ones have 24 bits.
+ */
+#ifndef TANDEM_CORE_RANDOM_H
+#define TANDEM_CORE_RANDOM_H
+
+#include <stdint.h>
+
+typedef struct td_random {
+    uint64_t key;     /* of Philox */
+    uint64_t counter; /* its high half */
+} td_random;
+
+/* The draws of one purpose: `key` names it (td_random_hash of a parameter's name, of a module path), `counter` counts
+ * its repetitions (the optimizer update). */
+td_random td_random_of(uint64_t seed, uint64_t key, uint64_t counter);
+
+/* A key from a name and a number; equal texts and numbers give equal keys. */
+uint64_t td_random_hash(const char *text, uint64_t number);
+
+/* Elements [index, index + count) of the draw. */
+void td_random_bits(td_random r, uint64_t index, int64_t count, uint32_t *out);
+void td_random_uniform(td_random r, uint64_t index, int64_t count, double *out); /* [0, 1) */
+void td_random_normal(td_random r, uint64_t index, int64_t count, double *out);  /* mean 0, deviation 1 */
+
+/* One block of Philox 4x32-10 as published. */
+void td_philox(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
+
+#endif

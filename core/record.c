@@ -1,0 +1,129 @@
+/* Recording: checks a call, appends its node, and folds it into the program's fingerprint. Nothing is computed. */
+#include "core/internal.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+static td_tensor failed_tensor(td_context *td) { return (td_tensor){ .td = td, .id = TD_NONE }; }
+
+bool td_failed(td_tensor t) { return t.id == TD_NONE; }
+td_context *td_tensor_context(td_tensor t) { return t.td; }
+td_tensor td_output(td_tensor first, int k) { return td_failed(first) ? first : (td_tensor){ first.td, first.id + (uint32_t)k, first.generation }; }
+
+bool td_call_fail(const td_call *call, const char *format, ...)
+{
+    char text[640];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    td_fail(call->td, TD_ERROR_USAGE, "%s: %s", call->op->name, text);
+    return false;
+}
+
+/* The name's hash, kept in a small table by address: names are the same on every rank, addresses are not. */
+static uint64_t op_hash(td_context *td, const td_op *op)
+{
+    uint32_t slot = (uint32_t)((uintptr_t)op >> 5) & 255;
+    if (td->op_hashes[slot].op != op) {
+        td->op_hashes[slot].op = op;
+        td->op_hashes[slot].hash = td_hash_text(op->name);
+    }
+    return td->op_hashes[slot].hash;
+}
+
+static bool check_input(td_context *td, const td_op *op, td_here here, int i, td_tensor t)
+{
+    const td_program *p = td->program;
+    if (t.td == td && t.generation == p->generation && t.id < p->value_count) return true;
+    if (td->error != TD_OK || td_failed(t)) return false;
+    const char *why = t.td != td ? "belongs to another context"
+                      : t.generation < p->generation ? "was recorded in an earlier step; values live until td_step, keep a state or record it again"
+                                                     : "is not a value of this step";
+    td_fail(td, TD_ERROR_USAGE, "%s: input %d %s %s", op->name, i, why, td_location(td, td->module, here.file, here.line));
+    return false;
+}
+
+/* Adds where it happened to an error a shape rule has just made. */
+static void locate_error(td_context *td, td_here here)
+{
+    size_t length = strlen(td->error_text);
+    if (length + 1 < sizeof td->error_text)
+        snprintf(td->error_text + length, sizeof td->error_text - length, " %s", td_location(td, td->module, here.file, here.line));
+}
+
+static void fold(td_program *p, td_node *n)
+{
+    td_context *td = p->td;
+    uint64_t h = td_mix(p->hash, op_hash(td, n->op) + n->phase);
+    h = td_mix(h, td->modules[n->module].hash);
+    const td_id *in = p->inputs + n->input;
+    for (uint32_t i = 0; i < n->inputs; i++) h = td_mix(h, n->output - in[i]);
+    for (uint32_t a = 0; a < n->attr_bytes; a += 8) {
+        uint64_t word;
+        memcpy(&word, p->attrs + n->attr + a, 8); /* attributes are zero-padded to eights */
+        h = td_mix(h, word);
+    }
+    if (!n->inputs) { /* a source: its shape follows from nothing before it */
+        const td_value *v = p->values + n->output;
+        h = td_mix(h, v->dtype);
+        for (int64_t d = 0; d < v->shape.rank; d++) h = td_mix(h, (uint64_t)v->shape.dim[d]);
+    }
+    n->hash = p->hash = h;
+}
+
+enum { FEW_INPUTS = 8 };
+
+td_tensor td_record_sized(td_context *td, const td_op *op, td_here here, int n, const td_tensor *in, const void *attr, size_t attr_bytes)
+{
+    if (td->error != TD_OK) return failed_tensor(td);
+    td_program *p = td->program;
+    const td_value *few[FEW_INPUTS], **values = few;
+    td_id few_ids[FEW_INPUTS], *ids = few_ids;
+    for (int i = 0; i < n; i++)
+        if (!check_input(td, op, here, i, in[i])) return failed_tensor(td);
+    if (n > FEW_INPUTS) {
+        values = td_alloc(td, (size_t)n * (sizeof *values + sizeof *ids), "program");
+        if (!values) return failed_tensor(td);
+        ids = (td_id *)(values + n);
+    }
+    for (int i = 0; i < n; i++) {
+        ids[i] = in[i].id;
+        values[i] = &p->values[in[i].id];
+    }
+    td_value out[TD_CALL_OUTPUTS];
+    out[0] = (td_value){ 0 };
+    td_call call = { .td = td, .op = op, .attr = attr, .attr_bytes = attr_bytes, .inputs = n, .in = values, .outputs = 1, .out = out };
+    td_tensor result = failed_tensor(td);
+    if (!op->shape(&call)) {
+        locate_error(td, here);
+    } else {
+        td_node like = { .file = here.file, .line = here.line, .module = td->module, .phase = td->phase };
+        td_id first = td_emit(p, &(td_emission){ .op = op, .like = &like, .inputs = ids, .input_count = n, .attr = attr,
+                                                 .attr_bytes = attr_bytes, .outputs = out, .output_count = call.outputs, .after = TD_NONE });
+        if (td->error == TD_OK) {
+            if (p == &td->recording) fold(p, &p->nodes[p->node_count - 1]);
+            if (call.outputs) result = (td_tensor){ .td = td, .id = first, .generation = p->generation };
+        }
+    }
+    if (values != few) td_free(td, (void *)values, (size_t)n * (sizeof *values + sizeof *ids), "program");
+    return result;
+}
+
+td_tensor td_record(const td_op *op, td_here here, int n, const td_tensor *in, const void *attr)
+{
+    return td_record_sized(in[0].td, op, here, n, in, attr, op->attr_bytes);
+}
+
+td_shape td_shape_at(td_tensor t)
+{
+    const td_program *p = t.td->program;
+    return t.generation == p->generation && t.id < p->value_count ? p->values[t.id].shape : (td_shape){ 0 };
+}
+
+td_dtype td_dtype_at(td_tensor t)
+{
+    const td_program *p = t.td->program;
+    return t.generation == p->generation && t.id < p->value_count ? (td_dtype)p->values[t.id].dtype : TD_F32;
+}

@@ -1,0 +1,443 @@
+/* The program as data: for passes, strategies, transports and new operations.
+ *
+ * A program is a list of nodes in an order that respects their inputs. A node reads values and makes values; it is
+ * pure unless its operation has TD_OP_EFFECT. A pass reads one program and builds the next (td_pass_begin,
+ * td_emit, td_pass_end): nodes are never changed in place. Pointers into a program die when it grows: copy a
+ * td_node or td_value before emitting.
+ *
+ *     record -> precision -> differentiate -> simplify -> place -> schedule -> fuse -> plan -> run
+ */
+#ifndef TANDEM_REWRITE_H
+#define TANDEM_REWRITE_H
+
+#include <tandem/core.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- Mesh and placement --------------------------------------------------------------------------------- */
+
+enum { TD_MAX_AXES = 3 };
+
+/* The ranks as a grid with named axes; rank = row-major index of its coordinates. One rank: axes = 0. */
+typedef struct td_mesh {
+    int axes;
+    const char *name[TD_MAX_AXES];
+    int size[TD_MAX_AXES];
+    int at[TD_MAX_AXES];  /* this rank's coordinates */
+    int rank, world;
+} td_mesh;
+
+typedef enum td_place_kind { TD_REPLICATED, TD_SHARDED, TD_PARTIAL, TD_FREE } td_place_kind;
+
+/* Where a value is, one entry a mesh axis. Sharded: rank i of the axis holds chunk i of ceil(size / ranks) along dim.
+ * Partial: the value is the sum over the axis. Free: computable anywhere. All zero is replicated. */
+typedef struct td_placement {
+    int8_t kind[TD_MAX_AXES];
+    int8_t dim[TD_MAX_AXES];
+} td_placement;
+
+TD_API td_shape td_local_shape(const td_mesh *mesh, td_shape shape, td_placement place);
+TD_API bool td_placement_equal(td_placement a, td_placement b);
+
+/* ---- Programs ------------------------------------------------------------------------------------------- */
+
+typedef uint32_t td_id;                       /* a value of a program */
+typedef struct td_op td_op;
+
+enum { TD_BACKWARD_PHASE = 1 };               /* phase: 2 x micro-batch, + 1 in its backward */
+
+typedef struct td_value {
+    td_shape shape;                           /* global */
+    uint32_t node;                            /* that makes it */
+    uint16_t output;                          /* which of the node's */
+    uint8_t dtype;
+    td_placement place;                       /* from `place` on */
+} td_value;
+
+typedef struct td_node {
+    const td_op *op;
+    const char *file;                         /* the caller's */
+    uint64_t hash;                            /* of the program up to and with this node; of the recording only */
+    int32_t line;
+    uint32_t module;
+    uint32_t phase;
+    uint32_t input, inputs;                   /* range of program->inputs */
+    uint32_t output, outputs;                 /* range of program->values */
+    uint32_t attr, attr_bytes;                /* range of program->attrs, 8-byte aligned */
+    uint32_t after;                           /* a value that must exist before this node runs, or TD_NONE */
+} td_node;
+
+typedef struct td_program {
+    td_context *td;
+    td_node *nodes;
+    td_value *values;
+    td_id *inputs;
+    char *attrs;
+    uint32_t node_count, value_count, input_count, attr_count;
+    uint32_t node_room, value_room, input_room, attr_room;
+    uint32_t generation;                      /* handles into it carry this */
+    uint64_t hash;
+} td_program;
+
+static inline const td_node *td_node_at(const td_program *p, uint32_t node) { return &p->nodes[node]; }
+static inline const td_value *td_value_at(const td_program *p, td_id id) { return &p->values[id]; }
+static inline const td_id *td_node_inputs(const td_program *p, const td_node *n) { return p->inputs + n->input; }
+static inline const void *td_node_attr(const td_program *p, const td_node *n) { return p->attrs + n->attr; }
+static inline const td_node *td_producer(const td_program *p, td_id id) { return &p->nodes[p->values[id].node]; }
+
+/* The program as text, one line a value. Owned by the caller: td_free(td, text, strlen(text) + 1, "host"). */
+TD_API char *td_program_text(const td_program *p);
+
+/* What td_emit needs of a node that already knows its outputs. */
+typedef struct td_emission {
+    const td_op *op;
+    const td_node *like;                      /* file, line, module and phase come from it; may be NULL */
+    uint32_t phase;                           /* used when like is NULL */
+    const td_id *inputs;
+    int input_count;
+    const void *attr;
+    size_t attr_bytes;
+    const td_value *outputs;                  /* shape, dtype, place; node and output are filled in */
+    int output_count;
+    td_id after;                              /* 0 is a value too: set TD_NONE */
+} td_emission;
+
+/* Appends a node and returns its first value (TD_NONE and a context error when out of memory; for a node without
+ * outputs, TD_NONE without an error). Shapes are taken as given. */
+TD_API td_id td_emit(td_program *p, const td_emission *e);
+
+/* Starts a program that passes build into: td_record and all td_ operations go to it until td_pass_end. */
+TD_API td_program *td_pass_begin(td_context *td);
+TD_API td_program *td_pass_end(td_program *p);   /* the same program; NULL if the context has failed (then freed) */
+TD_API void td_program_free(td_program *p);
+/* Copies node `n` of `from` into `to` with inputs replaced by map[old id]; writes the new ids of its outputs to map. */
+TD_API bool td_copy_node(td_program *to, const td_program *from, uint32_t n, td_id *map);
+/* Handles of values of the program being built, and back. */
+TD_API td_tensor td_handle(const td_program *p, td_id id);
+TD_API td_id td_handle_id(td_tensor t);
+
+/* ---- Operations ----------------------------------------------------------------------------------------- */
+
+/* A call that is being recorded: the operation's shape rule reads inputs and fills outputs. */
+typedef struct td_call {
+    td_context *td;
+    const td_op *op;
+    const void *attr;
+    size_t attr_bytes;
+    int inputs;
+    const td_value *const *in;
+    int outputs;                              /* 1 unless the rule says otherwise */
+    td_value *out;                            /* room for TD_CALL_OUTPUTS */
+} td_call;
+enum { TD_CALL_OUTPUTS = 8 };
+
+/* Reports "softmax: <text>, (<module path>) (<file>:<line>)" and returns false. */
+TD_API bool td_call_fail(const td_call *call, const char *format, ...) TD_PRINTF(2, 3);
+
+/* What a gradient rule sees: handles of the forward's inputs and outputs and of the gradients that arrived. It records
+ * operations and gives each input its gradient with td_gradient_set; an input left out has none. */
+typedef struct td_gradient_call {
+    td_context *td;
+    td_here here;
+    const void *attr;
+    int inputs, outputs;
+    const td_tensor *in, *out;
+    const td_tensor *dout;                    /* id TD_NONE: no gradient arrived for that output */
+    const bool *wanted;                       /* whether anything reads this input's gradient */
+    td_tensor *din;
+} td_gradient_call;
+#define td_gradient_set(g, i, t) ((g)->din[i] = (t))
+
+/* How a node's dimensions share labels: a label in an input and an output is kept, one only in inputs is contracted
+ * (the output is a sum over it), 0 is blocked: never sharded. Inputs past the last row use the last row. */
+enum { TD_RULE_INPUTS = 4, TD_RULE_OUTPUTS = 2 };
+typedef enum td_partial_rule {
+    TD_PARTIAL_NONE,                          /* a sum yet to be taken must be taken before */
+    TD_PARTIAL_JOINT,                         /* linear in all inputs together: all partial or none */
+    TD_PARTIAL_EACH,                          /* linear in each: exactly one may be partial */
+} td_partial_rule;
+typedef struct td_place_rule {
+    int8_t in[TD_RULE_INPUTS][TD_MAX_DIMS];
+    int8_t out[TD_RULE_OUTPUTS][TD_MAX_DIMS];
+    td_partial_rule partial;
+} td_place_rule;
+
+typedef enum td_precision {
+    TD_ANY_DTYPE,                             /* computes in the dtype of its inputs; mixed inputs are widened */
+    TD_PRODUCT,                               /* inputs in the context's compute dtype, accumulates in f32 */
+    TD_WIDE,                                  /* reads any float dtype, gives f32 */
+} td_precision;
+
+typedef struct td_cost {
+    int64_t flops;
+    int64_t bytes;                            /* read and written */
+    int64_t sent;                             /* to other ranks */
+} td_cost;
+
+enum {
+    TD_OP_POINTWISE = 1 << 0,                 /* every output element from the inputs' elements at its index */
+    TD_OP_VIEW = 1 << 1,                      /* the output is the input's memory */
+    TD_OP_SOURCE = 1 << 2,                    /* no inputs, no computation: state, input, scalar */
+    TD_OP_EFFECT = 1 << 3,                    /* kept though nothing reads it */
+    TD_OP_FREE = 1 << 4,                      /* made in whatever placement its reader wants */
+    TD_OP_RANDOM = 1 << 5,                    /* never merged with another */
+    TD_OP_COLLECTIVE = 1 << 6,                /* talks to other ranks */
+    TD_OP_INPLACE = 1 << 7,                   /* output i may use input inplace[i]'s memory: written only after the same element is read */
+    TD_OP_VIRTUAL = 1 << 8,                   /* replaced by a pass before `plan` */
+};
+
+/* One operand of a kernel: this rank's part of the value. */
+typedef struct td_arg {
+    void *data;
+    td_shape shape;                           /* local */
+    td_shape global;
+    td_placement place;
+    td_dtype dtype;
+} td_arg;
+
+/* What a step run carries to the kernels; one a context. */
+typedef struct td_run {
+    td_context *td;
+    uint64_t seed;
+    int64_t update;                           /* optimizer updates done: counter of random draws */
+    int64_t micro;                            /* micro-batches run since the last update, before this step */
+    int threads;
+    const td_mesh *mesh;
+    const struct td_transport *transport;     /* NULL on one rank */
+} td_run;
+
+typedef struct td_kernel {
+    const td_op *op;
+    const void *attr;
+    size_t attr_bytes;
+    int inputs, outputs;
+    const td_arg *in;
+    const td_arg *out;
+    void *workspace;                          /* as many bytes as `prepare` asked for, 64-byte aligned */
+    void *prepared;                           /* what `prepare` made */
+    const td_run *run;
+    uint32_t phase;
+} td_kernel;
+
+/* Made once when a plan is made; data pointers are not yet valid. May make library objects (freed by `release`). */
+typedef struct td_preparation {
+    int64_t workspace_bytes;
+    void *prepared;
+} td_preparation;
+
+typedef struct td_case_input {
+    enum { TD_CASE_NONE, TD_CASE_NORMAL, TD_CASE_POSITIVE, TD_CASE_LABELS } kind; /* labels: i32 in [0, scale) */
+    int rank;
+    int64_t dim[TD_MAX_DIMS];
+    double scale;                             /* 0: 1 */
+} td_case_input;
+#define TD_CASE_DIMS(...) (int)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)), { __VA_ARGS__ }
+#define TD_RANDN(...) { TD_CASE_NORMAL, TD_CASE_DIMS(__VA_ARGS__), 1 }
+#define TD_POSITIVE(...) { TD_CASE_POSITIVE, TD_CASE_DIMS(__VA_ARGS__), 1 }
+#define TD_SCALED(factor, ...) { TD_CASE_NORMAL, TD_CASE_DIMS(__VA_ARGS__), (factor) }
+#define TD_LABELS(classes, ...) { TD_CASE_LABELS, TD_CASE_DIMS(__VA_ARGS__), (classes) }
+#define TD_SCALAR_CASE { TD_CASE_NORMAL, 0, { 0 }, 1 }
+
+/* One input of an operation's tests: recorded through td_record with these inputs and attributes. An array ends
+ * with a case whose first input is TD_CASE_NONE. */
+typedef struct td_case {
+    td_case_input in[TD_RULE_INPUTS];
+    const void *attr;                         /* attr_bytes of the operation */
+    const char *note;
+    bool no_gradient_check;                   /* not differentiable where finite differences look */
+} td_case;
+
+struct td_op {
+    const char *name;
+    int inputs;                               /* -1: any number */
+    uint32_t flags;
+    size_t attr_bytes;
+    bool (*shape)(td_call *call);
+    void (*gradient)(const td_gradient_call *g);              /* NULL: not differentiable */
+    td_tensor (*decompose)(const td_gradient_call *call);     /* records primitives from call->in; its one output */
+    void (*place)(const td_program *p, const td_node *n, td_place_rule *rule);
+    td_precision precision;
+    td_cost (*cost)(const td_kernel *k);                      /* of this rank's part; NULL: 0 FLOPs, operands once */
+    bool (*prepare)(td_context *td, const td_kernel *k, td_preparation *out);
+    void (*release)(void *prepared);
+    void (*cpu)(const td_kernel *k);
+    void (*print)(const td_program *p, const td_node *n, char *to, size_t room); /* attributes; NULL: none */
+    int8_t inplace[TD_RULE_OUTPUTS];          /* outputs past the last row pair with the inputs that follow */
+    const td_case *cases;
+    const char *expression;                   /* pointwise: in a, b, c */
+    int pointwise;                            /* pointwise: index of its loops */
+};
+
+/* Records one call and returns its first output; td_output gives the others. attr: op->attr_bytes bytes without
+ * padding garbage. n inputs of one context. */
+TD_API td_tensor td_record(const td_op *op, td_here here, int n, const td_tensor *in, const void *attr);
+/* The same with attributes of another size, and for operations without inputs. */
+TD_API td_tensor td_record_sized(td_context *td, const td_op *op, td_here here, int n, const td_tensor *in, const void *attr, size_t attr_bytes);
+TD_API td_tensor td_output(td_tensor first, int k);
+TD_API td_context *td_tensor_context(td_tensor t);
+
+/* Calls body(user, begin, end) over [0, count) on the run's threads, in chunks of at least grain. */
+typedef void (*td_range_function)(void *user, int64_t begin, int64_t end);
+TD_API void td_parallel_for(const td_run *run, int64_t count, int64_t grain, td_range_function body, void *user);
+
+/* ---- State as units ------------------------------------------------------------------------------------- */
+
+/* Parameters are stored as views of flat units; a placement is a unit's. Members start at multiples of
+ * TD_UNIT_ALIGN elements, gaps and the tail are zero. */
+enum { TD_UNIT_ALIGN = 16 };
+typedef struct td_unit_member {
+    uint32_t state;
+    int64_t offset, elements;
+} td_unit_member;
+typedef struct td_unit {
+    td_state_kind kind;
+    td_dtype dtype;
+    int64_t elements;                         /* padded, a multiple of the ranks that may share it */
+    td_placement place;                       /* of the stored value; sharded along dimension 0 or replicated */
+    td_unit_member *members;
+    int32_t member_count;
+    bool trains;
+    bool root;                                /* stays gathered between forward and backward */
+    uint32_t of;                              /* a moment's parameter unit, else TD_NONE */
+    const char *slot;                         /* a moment's name */
+    uint32_t accumulator;                     /* unit of pending gradients, or TD_NONE */
+    bool accumulator_full;                    /* it holds gradients not yet consumed */
+    void *memory;                             /* this rank's part */
+    int64_t local_bytes;
+} td_unit;
+TD_API uint32_t td_unit_count(const td_context *td);
+TD_API const td_unit *td_unit_at(const td_context *td, uint32_t unit);
+
+/* How a strategy wants the units of parameters: called for the trainable parameters of one dtype in order of creation. */
+typedef struct td_unit_choice {
+    int32_t unit;                             /* any number: equal numbers share a unit */
+    bool root;
+} td_unit_choice;
+
+/* ---- Optimizer updates ----------------------------------------------------------------------------------- */
+
+/* A consecutive range of a unit that one rule updates in place, on this rank. f32 or f64 throughout. */
+enum { TD_MOMENTS = 4, TD_HYPERS = 8 };
+typedef struct td_update_range {
+    int64_t count;                            /* elements */
+    td_dtype dtype;
+    void *parameter;
+    const void *gradient;
+    void *moment[TD_MOMENTS];
+    double rate;                              /* learning rate */
+    double gradient_scale;                    /* multiply the gradient by it first: clipping, loss scale */
+    double updates;                           /* updates done, this one included: 1 at the first */
+    double hyper[TD_HYPERS];                  /* the rule's own: decay, betas, eps ... */
+} td_update_range;
+
+typedef struct td_update_rule {
+    const char *name;                         /* "adamw" */
+    int moments;
+    const char *moment_name[TD_MOMENTS];
+    const char *hyper_name[TD_HYPERS];        /* for printing; NULL ends */
+    void (*cpu)(const td_update_range *range);
+    int flops;                                /* an element */
+} td_update_rule;
+
+/* The gradients of `states` (parameters that train) gathered since an update last consumed them, as one flat value in
+ * the order given. Only td_gradient_norm and td_update read it. Consumes them. */
+TD_API td_tensor td_gradients_at(td_context *td, const td_state *states, int count, td_here here);
+/* The 2-norm over all elements of `gradients`, of the global batch: scalar, td_float. */
+TD_API td_tensor td_gradient_norm_at(td_tensor gradients, td_here here);
+/* Records the update of one parameter group. */
+typedef struct td_update_call {
+    const td_update_rule *rule;
+    td_tensor gradients;                      /* of td_gradients_at; holds at least the group's */
+    const td_state *states;                   /* the group's parameters */
+    int count;
+    td_tensor rate, scale, updates;           /* scalars, td_float */
+    double hyper[TD_HYPERS];
+} td_update_call;
+/* Moments named by the rule are made (td_moment, zeros) when first needed. */
+TD_API void td_update_at(const td_update_call *call, td_here here);
+
+/* ---- Strategies and transports -------------------------------------------------------------------------- */
+
+/* Where marks of the program want values: filled from the strategy's row. */
+typedef struct td_strategy_places {
+    td_placement parameter, gradient, optimizer_gradient, moment, accumulator;
+    bool gradient_as_is;                      /* no conversion at the end of each backward */
+} td_strategy_places;
+
+/* What parallel/ gives the core; installed before the first step. Functions return false after td_fail. */
+typedef struct td_parallel {
+    void *self;
+    td_mesh mesh;
+    td_strategy_places places;
+    uint64_t options_hash;                    /* of everything that must be equal on all ranks */
+    int unit_multiple;                        /* units' elements are a multiple of this many TD_UNIT_ALIGN */
+    bool (*choose_units)(void *self, td_context *td, const td_state *states, int count, td_unit_choice *out);
+    td_program *(*place)(void *self, const td_program *in);    /* NULL: failed */
+    td_program *(*schedule)(void *self, const td_program *in);
+    /* Before a step runs: posts it, and for a new plan waits until every rank posted the same. */
+    bool (*agree)(void *self, int64_t step, const td_program *recording, uint64_t fingerprint, bool is_new_plan);
+    void (*failed)(void *self, const char *text);              /* this rank's first error */
+    const struct td_transport *transport;
+} td_parallel;
+/* Copies the table. Errors: state already has memory. */
+TD_API bool td_set_parallel(td_context *td, const td_parallel *parallel);
+TD_API const td_mesh *td_context_mesh(const td_context *td);
+/* Zeroed memory that is freed with the context: for `self`. NULL after an error. One a context. */
+TD_API void *td_attachment(td_context *td, size_t bytes);
+TD_API td_dtype td_compute_dtype(const td_context *td);     /* of matrix products: options.dtype */
+
+/* Collectives among the ranks of one mesh axis. Counts are elements of one rank's part; buffers may be in place where
+ * noted. Each returns false after it has said why through `fail` (a rank died, a deadline passed). Sums are taken in
+ * rank order. `bytes` of a call sent by one rank, ring-optimal, are counted in `sent`. */
+typedef struct td_transport {
+    void *self;
+    const char *name;
+    bool (*all_reduce)(void *self, int axis, void *data, int64_t count, td_dtype dtype);                    /* in place */
+    bool (*reduce_scatter)(void *self, int axis, const void *in, void *out, int64_t count, td_dtype dtype); /* in: ranks x count */
+    bool (*all_gather)(void *self, int axis, const void *in, void *out, int64_t count, td_dtype dtype);     /* out: ranks x count */
+    bool (*all_to_all)(void *self, int axis, const void *in, void *out, int64_t count, td_dtype dtype);     /* ranks x count each */
+    bool (*broadcast)(void *self, int axis, int root, void *data, int64_t bytes);
+    bool (*barrier)(void *self);
+    int64_t (*sent)(void *self, int64_t *calls);               /* bytes since opened, and collectives called */
+} td_transport;
+
+/* ---- Built-in operations that passes emit ----------------------------------------------------------------- */
+
+/* Recorded: */
+extern TD_API const td_op td_op_input, td_op_scalar, td_op_parameter, td_op_assign, td_op_output, td_op_backward, td_op_gradient,
+    td_op_gradients, td_op_gradient_norm, td_op_update;
+/* Made by differentiate: */
+extern TD_API const td_op td_op_unit, td_op_part, td_op_pack, td_op_store, td_op_mark, td_op_sum_squares, td_op_update_unit;
+/* Pointwise and shape operations that passes use: */
+extern TD_API const td_op td_op_fused, td_op_cast, td_op_reshape, td_op_fill, td_op_broadcast, td_op_matmul, td_op_linear, td_op_add, td_op_mul;
+
+typedef struct td_input_attr {
+    uint32_t slot;
+    uint32_t rows_local;                      /* 1: a batch, sharded along dimension 0 */
+    int64_t dtype;
+    td_shape shape;
+} td_input_attr;
+typedef struct td_parameter_attr { uint32_t state, pad; uint64_t name_hash; } td_parameter_attr;
+typedef struct td_assign_attr { uint32_t state, conditional; uint64_t name_hash; } td_assign_attr; /* inputs: value[, when] */
+typedef struct td_gradients_attr { uint64_t names_hash; uint32_t count, pad; } td_gradients_attr; /* `count` states (uint32_t) follow */
+typedef struct td_output_attr { uint32_t recorded, pad; } td_output_attr;            /* the value of the recording that is kept */
+typedef struct td_unit_attr { uint32_t unit, pad; } td_unit_attr;  /* td_op_unit: the stored value; td_op_store: input 0 becomes it */
+typedef struct td_part_attr { int64_t offset; } td_part_attr;      /* td_op_part: a view of a flat value, from this element on */
+typedef enum td_mark_kind { TD_MARK_GRADIENT, TD_MARK_OPTIMIZER, TD_MARK_ACCUMULATOR } td_mark_kind;
+typedef struct td_mark_attr { uint32_t kind, unit; } td_mark_attr; /* identity; `place` reads and dissolves it */
+/* td_op_pack: inputs at element offsets of a flat unit of the output's size, zeros elsewhere. */
+typedef struct td_pack_attr { uint32_t unit, count; } td_pack_attr; /* `count` offsets (int64_t) follow */
+/* td_op_update_unit: inputs parameter, gradient, moments ..., rate, scale, updates; outputs parameter, moments. */
+typedef struct td_update_segment {
+    int64_t begin, end;                       /* elements of the unit; between segments nothing changes */
+    double hyper[TD_HYPERS];
+} td_update_segment;
+typedef struct td_update_attr { uint32_t rule, unit, moments, count; } td_update_attr; /* `count` segments follow */
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,178 @@
+/* simplify: what need not be computed, or not twice.
+ *
+ *   - nodes nobody needs are dropped;
+ *   - nodes with equal operation, attributes and inputs become one (not random draws, not collectives);
+ *   - a cast to the dtype a value has vanishes, and so does a widening followed by the way back;
+ *   - the product with a constant 1 vanishes;
+ *   - a product of 16-bit operands whose only reader widens it gives f32 itself: it was accumulated in f32.
+ */
+#include "core/internal.h"
+#include "core/ops/op.h"
+
+#include <string.h>
+
+typedef struct simplification {
+    td_context *td;
+    const td_program *in;
+    td_program *out;
+    td_id *map;
+    char *live;
+    uint32_t *readers;                        /* value of in -> how many live reads */
+    uint32_t *table;                          /* hash -> node of out + 1 */
+    uint32_t table_mask;
+    void *memory;
+    size_t bytes;
+} simplification;
+
+static bool open_tables(simplification *s)
+{
+    uint32_t slots = 64;
+    while (slots < 2 * s->in->node_count) slots *= 2;
+    s->bytes = s->in->value_count * (sizeof(td_id) + sizeof(uint32_t)) + slots * sizeof(uint32_t);
+    s->memory = td_alloc(s->td, s->bytes, "program");
+    if (!s->memory) return false;
+    s->map = s->memory;
+    s->readers = s->map + s->in->value_count;
+    s->table = s->readers + s->in->value_count;
+    s->table_mask = slots - 1;
+    memset(s->readers, 0, (s->in->value_count + slots) * sizeof(uint32_t));
+    s->live = td_live_nodes(s->in);
+    if (!s->live) return false;
+    for (uint32_t n = 0; n < s->in->node_count; n++)
+        for (uint32_t i = 0; s->live[n] && i < s->in->nodes[n].inputs; i++) s->readers[s->in->inputs[s->in->nodes[n].input + i]]++;
+    return true;
+}
+
+/* ---- Equal nodes */
+
+static bool may_merge(const td_node *n)
+{
+    return !(n->op->flags & (TD_OP_EFFECT | TD_OP_RANDOM | TD_OP_COLLECTIVE)) && n->after == TD_NONE && n->outputs == 1;
+}
+
+static uint64_t node_key(const td_program *p, const td_node *n)
+{
+    uint64_t h = td_mix((uint64_t)(uintptr_t)n->op, n->inputs);
+    h = td_hash_bytes(h, p->inputs + n->input, n->inputs * sizeof(td_id));
+    h = td_hash_bytes(h, p->attrs + n->attr, n->attr_bytes);
+    return td_mix(h, p->values[n->output].dtype);
+}
+
+static bool equal_nodes(const td_program *p, const td_node *a, const td_node *b)
+{
+    const td_value *va = &p->values[a->output], *vb = &p->values[b->output];
+    return a->op == b->op && a->inputs == b->inputs && a->attr_bytes == b->attr_bytes && va->dtype == vb->dtype &&
+           td_shape_equal(va->shape, vb->shape) && td_placement_equal(va->place, vb->place) &&
+           !memcmp(p->inputs + a->input, p->inputs + b->input, a->inputs * sizeof(td_id)) &&
+           !memcmp(p->attrs + a->attr, p->attrs + b->attr, a->attr_bytes);
+}
+
+/* The last node of out was just copied: gives the value of an earlier equal node and takes the copy back, or its own. */
+static td_id merge_last(simplification *s)
+{
+    td_program *p = s->out;
+    uint32_t index = p->node_count - 1;
+    const td_node *n = &p->nodes[index];
+    if (!may_merge(n)) return n->output;
+    for (uint32_t at = (uint32_t)node_key(p, n) & s->table_mask;; at = (at + 1) & s->table_mask) {
+        if (!s->table[at]) {
+            s->table[at] = index + 1;
+            return n->output;
+        }
+        const td_node *earlier = &p->nodes[s->table[at] - 1];
+        if (!equal_nodes(p, earlier, n)) continue;
+        p->input_count = n->input, p->value_count = n->output, p->attr_count = n->attr, p->node_count = index;
+        return earlier->output;
+    }
+}
+
+/* ---- Rules: each gives the value of out that node n may be replaced by, or TD_NONE */
+
+static td_id input_of(const simplification *s, const td_node *n, uint32_t i) { return s->map[s->in->inputs[n->input + i]]; }
+
+static bool is_one(const td_program *p, td_id id)
+{
+    const td_node *n = td_producer(p, id);
+    while (n->op == &td_op_broadcast || n->op == &td_op_reshape) n = td_producer(p, p->inputs[n->input]);
+    return n->op == &td_op_fill && *(const double *)td_node_attr(p, n) == 1;
+}
+
+static td_id without_cast(const simplification *s, const td_node *n)
+{
+    if (n->op != &td_op_cast) return TD_NONE;
+    td_id x = input_of(s, n, 0);
+    uint8_t to = s->in->values[n->output].dtype;
+    if (s->out->values[x].dtype == to) return x;
+    const td_node *inner = td_producer(s->out, x);
+    if (inner->op != &td_op_cast) return TD_NONE;
+    td_id start = s->out->inputs[inner->input];
+    bool widened = s->out->values[start].dtype == TD_BF16 && s->out->values[x].dtype == TD_F32;
+    return widened && s->out->values[start].dtype == to ? start : TD_NONE;
+}
+
+static td_id without_product(const simplification *s, const td_node *n)
+{
+    if (n->op != &td_op_mul) return TD_NONE;
+    const td_value *v = &s->in->values[n->output];
+    for (uint32_t i = 0; i < 2; i++) {
+        td_id x = input_of(s, n, i), factor = input_of(s, n, 1 - i);
+        const td_value *kept = &s->out->values[x];
+        if (td_shape_equal(kept->shape, v->shape) && kept->dtype == v->dtype && is_one(s->out, factor)) return x;
+    }
+    return TD_NONE;
+}
+
+/* cast f32 (product of bf16 -> bf16): the product again, with an f32 result. */
+static td_id widened_product(simplification *s, const td_node *n)
+{
+    if (n->op != &td_op_cast || s->in->values[n->output].dtype != TD_F32) return TD_NONE;
+    td_id before = s->in->inputs[n->input];
+    td_node product = *td_producer(s->in, before);
+    if (product.op != &td_op_matmul || s->in->values[before].dtype != TD_BF16 || s->readers[before] != 1) return TD_NONE;
+    op_matmul_attr attr = *(const op_matmul_attr *)td_node_attr(s->in, &product);
+    attr.out_dtype = TD_F32;
+    td_value value = s->in->values[before];
+    value.dtype = TD_F32;
+    td_id in[2] = { input_of(s, &product, 0), input_of(s, &product, 1) };
+    return td_emit(s->out, &(td_emission){ .op = product.op, .like = &product, .inputs = in, .input_count = 2, .attr = &attr,
+                                           .attr_bytes = sizeof attr, .outputs = &value, .output_count = 1, .after = TD_NONE });
+}
+
+static bool simplify_node(simplification *s, uint32_t index)
+{
+    td_node n = s->in->nodes[index];
+    td_id instead = without_cast(s, &n);
+    if (instead == TD_NONE) instead = without_product(s, &n);
+    if (instead == TD_NONE) instead = widened_product(s, &n);
+    if (instead != TD_NONE) {
+        s->map[n.output] = instead;
+        return s->td->error == TD_OK;
+    }
+    if (!td_copy_node(s->out, s->in, index, s->map)) return false;
+    if (n.outputs == 1) s->map[n.output] = merge_last(s);
+    return true;
+}
+
+static td_program *once(const td_program *in)
+{
+    simplification s = { .td = in->td, .in = in };
+    td_program *out = NULL;
+    if (open_tables(&s) && (s.out = td_pass_begin(in->td))) {
+        for (uint32_t n = 0; n < in->node_count; n++)
+            if (s.live[n] && !simplify_node(&s, n)) break;
+        out = td_pass_end(s.out);
+    }
+    td_free(in->td, s.live, in->node_count, "program");
+    td_free(in->td, s.memory, s.bytes, "program");
+    return out;
+}
+
+/* Twice: the second round drops what the first one's rules left without readers, and finds what they made equal. */
+td_program *td_simplify_pass(const td_program *in)
+{
+    td_program *first = once(in);
+    if (!first) return NULL;
+    td_program *second = once(first);
+    td_program_free(first);
+    return second;
+}

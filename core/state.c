@@ -1,0 +1,428 @@
+/* State: what outlives a step, by name, and the flat units that store it.
+ *
+ * A state is declared without memory. Before a program is differentiated every state gets its unit (td_layout):
+ *
+ *   trainable parameters   together, as the strategy chooses, or up to 25 MiB a unit
+ *   a moment               beside its parameter: a unit of the same layout for each name of a moment
+ *   anything else          a unit of its own
+ *
+ * A unit gets its memory, and its members their initial values, when a plan that reads it first runs.
+ */
+#include "core/internal.h"
+#include "core/random.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { DEFAULT_UNIT_BYTES = 25 << 20 };
+
+static const td_placement replicated;
+
+td_init td_init_constant(double value) { return (td_init){ TD_INIT_CONSTANT, value, 0 }; }
+td_init td_init_uniform(double bound) { return (td_init){ TD_INIT_UNIFORM, -bound, bound }; }
+td_init td_init_normal(double deviation) { return (td_init){ TD_INIT_NORMAL, 0, deviation }; }
+
+/* ---- Declaring */
+
+static td_state failed_state(td_context *td) { return (td_state){ .td = td, .id = TD_NONE }; }
+
+td_state td_state_named(td_context *td, const char *name)
+{
+    uint64_t hash = td_hash_text(name);
+    for (uint32_t s = 0; s < td->state_count; s++)
+        if (td->states[s].hash == hash && !strcmp(td->states[s].name, name)) return (td_state){ td, s };
+    return failed_state(td);
+}
+
+static td_state declare(td_context *td, const char *path, const char *name, td_state_entry entry)
+{
+    char shape[TD_SHAPE_TEXT];
+    if (td->error != TD_OK) return failed_state(td);
+    if (!name || !*name) {
+        td_fail(td, TD_ERROR_USAGE, "a state of '%s' needs a name", path);
+        return failed_state(td);
+    }
+    bool possible = entry.shape.rank >= 0 && (unsigned)entry.dtype < TD_DTYPES;
+    for (int64_t d = 0; d < entry.shape.rank; d++) possible = possible && entry.shape.dim[d] >= 0;
+    size_t bytes = strlen(path) + strlen(name) + 2;
+    char *full = td_alloc(td, bytes, "host");
+    if (!full) return failed_state(td);
+    snprintf(full, bytes, *path ? "%s.%s" : "%s%s", path, name);
+    if (!*path) full[strlen(name)] = 0;
+    entry.name = td_copy_text(td, full, "host");
+    td_free(td, full, bytes, "host");
+    if (!entry.name) return failed_state(td);
+    if (!possible)
+        td_fail(td, TD_ERROR_USAGE, "state '%s': shape %s cannot be", entry.name, td_shape_text(entry.shape, shape));
+    else if (td_state_named(td, entry.name).id != TD_NONE)
+        td_fail(td, TD_ERROR_USAGE, "state '%s' exists already; every state of a module needs its own name", entry.name);
+    if (td->error != TD_OK || !td_grow(td, (void **)&td->states, &td->state_room, td->state_count + 1, sizeof *td->states, "host")) {
+        td_free(td, entry.name, strlen(entry.name) + 1, "host");
+        return failed_state(td);
+    }
+    entry.hash = td_hash_text(entry.name);
+    entry.elements = td_shape_elements(entry.shape);
+    entry.unit = TD_NONE;
+    td->states[td->state_count] = entry;
+    return (td_state){ td, td->state_count++ };
+}
+
+td_state td_parameter(td_module at, const char *name, td_shape shape, td_init init)
+{
+    if (at.id == TD_NONE) return failed_state(at.td);
+    return declare(at.td, td_module_path(at.td, at.id), name,
+                   (td_state_entry){ .kind = TD_PARAMETER, .dtype = td_float(at.td), .shape = shape, .init = init, .of = TD_NONE });
+}
+
+td_state td_buffer(td_module at, const char *name, td_dtype dtype, td_shape shape, td_init init)
+{
+    if (at.id == TD_NONE) return failed_state(at.td);
+    return declare(at.td, td_module_path(at.td, at.id), name,
+                   (td_state_entry){ .kind = TD_BUFFER, .dtype = dtype, .shape = shape, .init = init, .of = TD_NONE });
+}
+
+td_state td_moment(td_state of, const char *name)
+{
+    if (of.id == TD_NONE) return of;
+    td_context *td = of.td;
+    td_state_entry p = td->states[of.id];
+    if (p.kind != TD_PARAMETER) {
+        td_fail(td, TD_ERROR_USAGE, "td_moment: '%s' is not a parameter", p.name);
+        return failed_state(td);
+    }
+    return declare(td, p.name, name,
+                   (td_state_entry){ .kind = TD_MOMENT, .dtype = p.dtype, .shape = p.shape, .of = of.id });
+}
+
+td_state td_moment_of(td_context *td, uint32_t state, const char *slot)
+{
+    for (uint32_t s = state; s < td->state_count; s++) {
+        const td_state_entry *m = &td->states[s];
+        if (m->kind == TD_MOMENT && m->of == state && !strcmp(m->name + strlen(td->states[state].name) + 1, slot))
+            return (td_state){ td, s };
+    }
+    return td_moment((td_state){ td, state }, slot);
+}
+
+void td_freeze(td_state s)
+{
+    if (s.id == TD_NONE) return;
+    if (s.td->states[s.id].unit != TD_NONE) {
+        td_fail(s.td, TD_ERROR_USAGE, "td_freeze: '%s' has been trained already; freeze before the first step", s.td->states[s.id].name);
+        return;
+    }
+    s.td->states[s.id].frozen = true;
+}
+
+int64_t td_state_count(const td_context *td) { return td->state_count; }
+
+td_state td_state_at(td_context *td, int64_t index)
+{
+    return index >= 0 && index < td->state_count ? (td_state){ td, (uint32_t)index } : failed_state(td);
+}
+
+static const td_state_entry nothing = { .name = "" };
+static const td_state_entry *entry_of(td_state s) { return s.id < s.td->state_count ? &s.td->states[s.id] : &nothing; }
+const char *td_state_name(td_state s) { return entry_of(s)->name; }
+td_shape td_state_shape(td_state s) { return entry_of(s)->shape; }
+td_dtype td_state_dtype(td_state s) { return entry_of(s)->dtype; }
+td_state_kind td_state_kind_of(td_state s) { return entry_of(s)->kind; }
+bool td_state_trains(td_state s) { return s.id != TD_NONE && entry_of(s)->kind == TD_PARAMETER && !entry_of(s)->frozen; }
+
+int64_t td_parameter_elements(const td_context *td)
+{
+    int64_t n = 0;
+    for (uint32_t s = 0; s < td->state_count; s++)
+        if (td->states[s].kind == TD_PARAMETER) n += td->states[s].elements;
+    return n;
+}
+
+/* ---- Units */
+
+uint32_t td_unit_count(const td_context *td) { return td->unit_count; }
+const td_unit *td_unit_at(const td_context *td, uint32_t unit) { return &td->units[unit]; }
+
+static int64_t padded(int64_t elements, int64_t multiple) { return (elements + multiple - 1) / multiple * multiple; }
+
+/* Appends an empty unit; TD_NONE: out of memory. */
+static uint32_t add_unit(td_context *td, td_unit unit)
+{
+    if (!td_grow(td, (void **)&td->units, &td->unit_room, td->unit_count + 1, sizeof *td->units, "host")) return TD_NONE;
+    unit.accumulator = TD_NONE;
+    td->units[td->unit_count] = unit;
+    return td->unit_count++;
+}
+
+/* Members are few or made at once: the array grows by one copy each time only for units made one by one. */
+static bool add_member(td_context *td, uint32_t unit, uint32_t state, int64_t offset)
+{
+    td_unit *u = &td->units[unit];
+    size_t bytes = (size_t)u->member_count * sizeof *u->members;
+    td_unit_member *members = td_alloc(td, bytes + sizeof *members, "host");
+    if (!members) return false;
+    if (bytes) memcpy(members, u->members, bytes);
+    td_free(td, u->members, bytes, "host");
+    td_state_entry *s = &td->states[state];
+    members[u->member_count++] = (td_unit_member){ state, offset, s->elements };
+    u->members = members;
+    s->unit = unit;
+    s->offset = offset;
+    return true;
+}
+
+static int64_t unit_multiple(const td_context *td)
+{
+    return (int64_t)TD_UNIT_ALIGN * (td->has_parallel && td->parallel.unit_multiple ? td->parallel.unit_multiple : 1);
+}
+
+static bool append_member(td_context *td, uint32_t unit, uint32_t state)
+{
+    td_unit *u = &td->units[unit];
+    int64_t end = u->member_count ? u->members[u->member_count - 1].offset + u->members[u->member_count - 1].elements : 0;
+    if (!add_member(td, unit, state, padded(end, TD_UNIT_ALIGN))) return false;
+    const td_unit_member *last = &td->units[unit].members[td->units[unit].member_count - 1];
+    td->units[unit].elements = padded(last->offset + last->elements, unit_multiple(td));
+    return true;
+}
+
+/* Without a strategy: in order, up to a size. */
+static void default_choice(td_context *td, const td_state *states, int count, td_unit_choice *out)
+{
+    int64_t bytes = 0;
+    int unit = 0;
+    for (int i = 0; i < count; i++) {
+        int64_t own = td->states[states[i].id].elements * td_dtype_size(td->states[states[i].id].dtype);
+        if (bytes && bytes + own > DEFAULT_UNIT_BYTES) unit++, bytes = 0;
+        bytes += own;
+        out[i] = (td_unit_choice){ .unit = unit };
+    }
+}
+
+static bool lay_out_chosen(td_context *td, const td_state *states, int count, const td_unit_choice *choice)
+{
+    for (int i = 0; i < count; i++) {
+        uint32_t unit = TD_NONE;
+        for (int j = 0; j < i && unit == TD_NONE; j++)
+            if (choice[j].unit == choice[i].unit) unit = td->states[states[j].id].unit;
+        if (unit == TD_NONE) {
+            unit = add_unit(td, (td_unit){ .kind = TD_PARAMETER, .dtype = td->states[states[i].id].dtype, .trains = true,
+                                           .root = choice[i].root, .of = TD_NONE,
+                                           .place = td->has_parallel ? td->parallel.places.parameter : replicated });
+            if (unit == TD_NONE) return false;
+        }
+        if (!append_member(td, unit, states[i].id)) return false;
+    }
+    return true;
+}
+
+static bool lay_out_trainable(td_context *td)
+{
+    uint32_t count = 0;
+    for (uint32_t s = 0; s < td->state_count; s++)
+        count += td->states[s].unit == TD_NONE && td_state_trains((td_state){ td, s });
+    if (!count) return true;
+    size_t bytes = count * (sizeof(td_state) + sizeof(td_unit_choice));
+    td_state *states = td_alloc(td, bytes, "host");
+    if (!states) return false;
+    td_unit_choice *choice = (td_unit_choice *)(states + count);
+    count = 0;
+    for (uint32_t s = 0; s < td->state_count; s++)
+        if (td->states[s].unit == TD_NONE && td_state_trains((td_state){ td, s })) states[count++] = (td_state){ td, s };
+    bool chosen = true;
+    if (td->has_parallel && td->parallel.choose_units)
+        chosen = td->parallel.choose_units(td->parallel.self, td, states, (int)count, choice);
+    else
+        default_choice(td, states, (int)count, choice);
+    bool done = chosen && lay_out_chosen(td, states, (int)count, choice);
+    td_free(td, states, bytes, "host");
+    return done;
+}
+
+/* The unit for moments called `slot` of the parameters in unit `of`. */
+static uint32_t moment_unit(td_context *td, uint32_t of, const char *slot)
+{
+    for (uint32_t u = 0; u < td->unit_count; u++)
+        if (td->units[u].kind == TD_MOMENT && td->units[u].of == of && !strcmp(td->units[u].slot, slot)) return u;
+    td_unit like = td->units[of];
+    bool sharded = like.trains && td->has_parallel;
+    return add_unit(td, (td_unit){ .kind = TD_MOMENT, .dtype = like.dtype, .elements = like.elements, .of = of, .slot = slot,
+                                   .place = sharded ? td->parallel.places.moment : replicated });
+}
+
+static bool lay_out_rest(td_context *td)
+{
+    for (uint32_t s = 0; s < td->state_count; s++) {
+        td_state_entry *entry = &td->states[s];
+        if (entry->unit != TD_NONE) continue;
+        if (entry->kind == TD_MOMENT) {
+            const td_state_entry *p = &td->states[entry->of];
+            const char *slot = entry->name + strlen(p->name) + 1;
+            uint32_t unit = moment_unit(td, p->unit, slot);
+            if (unit == TD_NONE || !add_member(td, unit, s, p->offset)) return false;
+            continue;
+        }
+        uint32_t unit = add_unit(td, (td_unit){ .kind = entry->kind, .dtype = entry->dtype, .of = TD_NONE });
+        if (unit == TD_NONE || !append_member(td, unit, s)) return false;
+    }
+    return true;
+}
+
+bool td_layout(td_context *td) { return lay_out_trainable(td) && lay_out_rest(td); }
+
+uint32_t td_accumulator_of(td_context *td, uint32_t unit)
+{
+    if (td->units[unit].accumulator != TD_NONE) return td->units[unit].accumulator;
+    td_unit like = td->units[unit];
+    uint32_t made = add_unit(td, (td_unit){ .kind = TD_BUFFER, .dtype = like.dtype, .elements = like.elements, .of = unit, .slot = "gradient",
+                                            .place = td->has_parallel ? td->parallel.places.accumulator : replicated });
+    if (made != TD_NONE) td->units[unit].accumulator = made;
+    return made;
+}
+
+void td_unit_range(const td_context *td, const td_unit *u, int64_t *begin, int64_t *end)
+{
+    int64_t at = 0, length = u->elements;
+    for (int a = 0; a < td->mesh.axes; a++) {
+        if (u->place.kind[a] != TD_SHARDED) continue;
+        length /= td->mesh.size[a];
+        at += td->mesh.at[a] * length;
+    }
+    *begin = at;
+    *end = at + length;
+}
+
+/* ---- Memory and initial values */
+
+static void store_value(void *memory, td_dtype dtype, int64_t index, double value)
+{
+    switch (dtype) {
+    case TD_F64: ((double *)memory)[index] = value; break;
+    case TD_I32: ((int32_t *)memory)[index] = (int32_t)value; break;
+    case TD_I64: ((int64_t *)memory)[index] = (int64_t)value; break;
+    case TD_U8:  ((uint8_t *)memory)[index] = (uint8_t)value; break;
+    case TD_F32: ((float *)memory)[index] = (float)value; break;
+    case TD_BF16: case TD_F16: case TD_DTYPES: break; /* refused when declared */
+    }
+}
+
+/* Calls for the part of member m that lies in [begin, end) of the unit: first element of the member, and how many. */
+static int64_t overlap(const td_unit_member *m, int64_t begin, int64_t end, int64_t *first)
+{
+    int64_t from = m->offset > begin ? m->offset : begin;
+    int64_t to = m->offset + m->elements < end ? m->offset + m->elements : end;
+    *first = from - m->offset;
+    return to > from ? to - from : 0;
+}
+
+enum { DRAWN_AT_ONCE = 256 };
+
+/* Elements [first, first + count) of state s into memory, from element `at` on. */
+static void initialise_range(const td_context *td, const td_state_entry *s, int64_t first, int64_t count, void *memory, int64_t at)
+{
+    double drawn[DRAWN_AT_ONCE];
+    td_random r = td_random_of(td->options.seed, s->hash, 0);
+    for (int64_t done = 0; done < count; done += DRAWN_AT_ONCE) {
+        int64_t n = count - done < DRAWN_AT_ONCE ? count - done : DRAWN_AT_ONCE;
+        if (s->init.kind == TD_INIT_UNIFORM) td_random_uniform(r, (uint64_t)(first + done), n, drawn);
+        if (s->init.kind == TD_INIT_NORMAL) td_random_normal(r, (uint64_t)(first + done), n, drawn);
+        for (int64_t i = 0; i < n; i++) {
+            double value = s->init.kind == TD_INIT_CONSTANT  ? s->init.a
+                           : s->init.kind == TD_INIT_UNIFORM ? s->init.a + (s->init.b - s->init.a) * drawn[i]
+                                                             : s->init.a + s->init.b * drawn[i];
+            store_value(memory, s->dtype, at + done + i, value);
+        }
+    }
+}
+
+static void initialise(td_context *td, td_unit *u)
+{
+    int64_t begin, end, first;
+    td_unit_range(td, u, &begin, &end);
+    for (int32_t i = 0; i < u->member_count; i++) {
+        const td_unit_member *m = &u->members[i];
+        int64_t count = overlap(m, begin, end, &first);
+        initialise_range(td, &td->states[m->state], first, count, u->memory, m->offset + first - begin);
+    }
+}
+
+bool td_unit_allocate(td_context *td, uint32_t unit)
+{
+    td_unit *u = &td->units[unit];
+    if (u->memory) return true;
+    int64_t begin, end;
+    td_unit_range(td, u, &begin, &end);
+    int64_t bytes = (end - begin) * td_dtype_size(u->dtype);
+    u->memory = td_alloc(td, (size_t)bytes, "state");
+    if (!u->memory) return false;
+    u->local_bytes = bytes;
+    memset(u->memory, 0, (size_t)bytes);
+    initialise(td, u);
+    return true;
+}
+
+/* ---- Reading and writing from outside */
+
+bool td_state_owned(td_state s, int64_t *begin, int64_t *end)
+{
+    *begin = *end = 0;
+    if (s.id == TD_NONE || s.td->error != TD_OK || !td_layout(s.td)) return false;
+    const td_state_entry *e = &s.td->states[s.id];
+    const td_unit *u = &s.td->units[e->unit];
+    int64_t from, to, first;
+    td_unit_range(s.td, u, &from, &to);
+    int64_t count = overlap(&(td_unit_member){ s.id, e->offset, e->elements }, from, to, &first);
+    *begin = count ? first : 0;
+    *end = *begin + count;
+    return true;
+}
+
+/* The address of element `begin` of s, or NULL after an error. */
+static char *elements_at(td_state s, int64_t begin, int64_t count, const char *verb)
+{
+    int64_t from, to;
+    if (!td_state_owned(s, &from, &to)) return NULL;
+    td_context *td = s.td;
+    const td_state_entry *e = &td->states[s.id];
+    if (count < 0 || begin < 0 || begin + count > e->elements) {
+        td_fail(td, TD_ERROR_USAGE, "%s: elements %lld to %lld of '%s' do not exist: it has %lld", verb, (long long)begin,
+                (long long)(begin + count), e->name, (long long)e->elements);
+        return NULL;
+    }
+    if (count && (begin < from || begin + count > to)) {
+        td_fail(td, TD_ERROR_USAGE, "%s: elements %lld to %lld of '%s' are not all on this rank, which holds %lld to %lld", verb,
+                (long long)begin, (long long)(begin + count), e->name, (long long)from, (long long)to);
+        return NULL;
+    }
+    if (!td_unit_allocate(td, e->unit)) return NULL;
+    const td_unit *u = &td->units[e->unit];
+    td_unit_range(td, u, &from, &to);
+    return (char *)u->memory + (count ? (e->offset + begin - from) * td_dtype_size(u->dtype) : 0);
+}
+
+bool td_state_read(td_state s, int64_t begin, int64_t count, void *to)
+{
+    const char *from = elements_at(s, begin, count, "td_state_read");
+    if (!from) return false;
+    memcpy(to, from, (size_t)(count * td_dtype_size(td_state_dtype(s))));
+    return true;
+}
+
+bool td_state_write(td_state s, int64_t begin, int64_t count, const void *from)
+{
+    char *to = elements_at(s, begin, count, "td_state_write");
+    if (!to) return false;
+    memcpy(to, from, (size_t)(count * td_dtype_size(td_state_dtype(s))));
+    return true;
+}
+
+void td_state_close(td_context *td)
+{
+    for (uint32_t u = 0; u < td->unit_count; u++) {
+        td_unit *unit = &td->units[u];
+        td_free(td, unit->memory, (size_t)unit->local_bytes, "state");
+        td_free(td, unit->members, (size_t)unit->member_count * sizeof *unit->members, "host");
+    }
+    for (uint32_t s = 0; s < td->state_count; s++) td_free(td, td->states[s].name, strlen(td->states[s].name) + 1, "host");
+    td_free(td, td->units, td->unit_room * sizeof *td->units, "host");
+    td_free(td, td->states, td->state_room * sizeof *td->states, "host");
+}

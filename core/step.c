@@ -1,0 +1,398 @@
+/* The step: finds or makes the plan of what was recorded, runs it, and begins the next recording.
+ *
+ * A plan is found by the recording's fingerprint and confirmed by comparing the recordings. td_item on a pending value
+ * runs a plan of the recording so far that assigns nothing: nodes are pure, so the step later gives the same.
+ */
+#include "core/internal.h"
+#include "core/onednn.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+enum { PLANS_KEPT = 64 };
+
+static double now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec / 1e6;
+}
+
+/* ---- From recording to plan */
+
+typedef td_program *(*pass)(const td_program *in);
+
+/* Replaces *p by what the pass makes of it; logs the result. */
+static bool advance(td_program **p, td_program *next, td_stage stage)
+{
+    td_program_free(*p);
+    *p = next;
+    if (next) td_program_log(next, stage);
+    return next != NULL;
+}
+
+/* The mark nodes are views and cost nothing; without a strategy there are none. */
+static td_program *lower(td_context *td, bool effects)
+{
+    td_program *p = NULL;
+    td_program_log(&td->recording, TD_STAGE_RECORD);
+    if (td->options.dtype == TD_BF16 && !advance(&p, td_precision_pass(&td->recording), TD_STAGE_PRECISION)) return NULL;
+    if (!advance(&p, td_differentiate_pass(p ? p : &td->recording, effects), TD_STAGE_GRAD)) return NULL;
+    if (!td_stage_off(td, TD_STAGE_SIMPLIFY) && !advance(&p, td_simplify_pass(p), TD_STAGE_SIMPLIFY)) return NULL;
+    if (td->has_parallel && td->parallel.place && !advance(&p, td->parallel.place(td->parallel.self, p), TD_STAGE_PLACE)) return NULL;
+    if (td->has_parallel && td->parallel.schedule && !td_stage_off(td, TD_STAGE_SCHEDULE) &&
+        !advance(&p, td->parallel.schedule(td->parallel.self, p), TD_STAGE_SCHEDULE))
+        return NULL;
+    if (!td_stage_off(td, TD_STAGE_FUSE) && !td->options.eager && !advance(&p, td_fuse_pass(p), TD_STAGE_FUSE)) return NULL;
+    return p;
+}
+
+/* Units whose accumulator is read or stored by the program, with the flag they have after it. */
+static bool note_accumulators(td_context *td, td_planned *plan, const td_program *p)
+{
+    for (uint32_t u = 0; u < td->unit_count; u++) {
+        uint32_t accumulator = td->units[u].accumulator;
+        if (accumulator == TD_NONE) continue;
+        bool read = false, stored = false;
+        for (uint32_t n = 0; n < p->node_count; n++) {
+            const td_node *node = &p->nodes[n];
+            if (node->op != &td_op_unit && node->op != &td_op_store) continue;
+            if (((const td_unit_attr *)td_node_attr(p, node))->unit != accumulator) continue;
+            read = read || node->op == &td_op_unit;
+            stored = stored || node->op == &td_op_store;
+        }
+        if (!read && !stored) continue;
+        if (!td_grow(td, (void **)&plan->accumulators, &plan->accumulator_room, plan->accumulator_count + 1, sizeof(uint32_t), "program"))
+            return false;
+        plan->accumulators[plan->accumulator_count++] = 2 * u + (stored ? TD_ACCUMULATOR_FULL : 0);
+    }
+    return true;
+}
+
+static int64_t planned_state_bytes(const td_context *td)
+{
+    int64_t bytes = 0;
+    for (uint32_t u = 0; u < td->unit_count; u++) {
+        int64_t begin, end;
+        td_unit_range(td, &td->units[u], &begin, &end);
+        bytes += (end - begin) * td_dtype_size(td->units[u].dtype);
+    }
+    return bytes;
+}
+
+static bool check_memory(td_context *td, const td_planned *plan)
+{
+    int64_t cap = td->options.memory_bytes, state = planned_state_bytes(td);
+    if (!cap || state + plan->arena_bytes <= cap) return true;
+    const td_block *largest = NULL;
+    for (uint32_t b = 0; b < plan->block_count; b++)
+        if (plan->blocks[b].kind == TD_BLOCK_ARENA && plan->blocks[b].part_of == TD_NONE && (!largest || plan->blocks[b].bytes > largest->bytes))
+            largest = &plan->blocks[b];
+    const td_node *n = largest && largest->first >= 0 ? &plan->program->nodes[plan->tasks[largest->first].node] : NULL;
+    td_fail(td, TD_ERROR_MEMORY, "planning: the step needs %lld bytes (state %lld, step %lld) and may have %lld; the largest value is %lld bytes, of %s %s; "
+            "a smaller batch or more ranks that shard would make it fit", (long long)(state + plan->arena_bytes), (long long)state,
+            (long long)plan->arena_bytes, (long long)cap, (long long)(largest ? largest->bytes : 0), n ? n->op->name : "nothing",
+            n ? td_location(td, n->module, n->file, n->line) : "");
+    return false;
+}
+
+static void report(td_context *td, const td_planned *plan, double ms)
+{
+    td_report *r = &td->report;
+    r->state_bytes = planned_state_bytes(td);
+    r->step_bytes = plan->arena_bytes;
+    int64_t largest = 0;
+    for (uint32_t i = 0; i < td->plan_count; i++)
+        if (td->plans[i]->arena_bytes > largest) largest = td->plans[i]->arena_bytes;
+    if (plan->arena_bytes > largest) largest = plan->arena_bytes;
+    r->peak_bytes = r->state_bytes + largest;
+    r->live_bytes = plan->live_bytes;
+    r->flops = plan->cost.flops;
+    r->bytes_moved = plan->cost.bytes;
+    r->comm_bytes = plan->cost.sent;
+    r->comm_calls = plan->comm_calls;
+    r->nodes = plan->recording.node_count;
+    r->calls = plan->task_count;
+    if (ms >= 0) r->plan_ms = ms;
+}
+
+static void print_plan(td_context *td, const td_planned *plan)
+{
+    if (!td_stage_printed(td, TD_STAGE_PLAN)) return;
+    td_text b = { .td = td };
+    td_text_add(&b, "-- plan: %u calls, arena %lld bytes (live %lld), %lld FLOPs, sends %lld bytes\n", plan->task_count,
+                (long long)plan->arena_bytes, (long long)plan->live_bytes, (long long)plan->cost.flops, (long long)plan->cost.sent);
+    for (uint32_t t = 0; t < plan->task_count; t++) {
+        const td_kernel *k = &plan->tasks[t].kernel;
+        td_text_add(&b, "%4u %s", t, k->op->name);
+        for (int i = 0; i < k->inputs + k->outputs; i++) {
+            const td_arg *arg = &k->in[i]; /* outputs follow inputs */
+            const td_binding *at = NULL;
+            for (uint32_t j = 0; j < plan->binding_count && !at; j++)
+                if (plan->bindings[j].pointer == (void **)&arg->data) at = &plan->bindings[j];
+            uint32_t block = at->block;
+            int64_t offset = at->offset;
+            for (; plan->blocks[block].part_of != TD_NONE; block = plan->blocks[block].part_of) offset += plan->blocks[block].offset;
+            const td_block *root = &plan->blocks[block];
+            if (root->kind == TD_BLOCK_ARENA) offset += root->offset;
+            static const char *const where[] = { "+", "unit", "slot" };
+            td_text_add(&b, "%s %s", i == k->inputs ? " ->" : "", where[root->kind]);
+            if (root->kind != TD_BLOCK_ARENA) td_text_add(&b, "%u+", root->index);
+            td_text_add(&b, "%lld", (long long)offset);
+        }
+        td_text_add(&b, "\n");
+    }
+    if (b.text) td->options.log(td->options.log_user, TD_LOG_PROGRAM, b.text);
+    td_free(td, b.text, b.room, "host");
+}
+
+static td_planned *make_plan(td_context *td, uint64_t key, bool pure)
+{
+    double start = now_ms();
+    td_program *p = lower(td, !pure);
+    if (!p) return NULL;
+    td_planned *plan = td_plan_make(td, p); /* takes p */
+    if (!plan) return NULL;
+    plan->key = key;
+    plan->pure = pure;
+    if (!td_program_copy(&plan->recording, &td->recording) || !note_accumulators(td, plan, plan->program) || !check_memory(td, plan)) {
+        td_plan_free(td, plan);
+        return NULL;
+    }
+    td->report.plans++;
+    report(td, plan, now_ms() - start);
+    print_plan(td, plan);
+    return plan;
+}
+
+/* ---- The cache */
+
+/* What a plan depends on besides the recording: which accumulators hold something. */
+static uint64_t plan_key(const td_context *td, bool pure)
+{
+    uint64_t key = td_mix(td->recording.hash, td->has_parallel ? td->parallel.options_hash : 0);
+    for (uint32_t u = 0; u < td->unit_count; u++) key = td_mix(key, td->units[u].accumulator_full);
+    return td_mix(key, pure);
+}
+
+static td_planned *find_plan(td_context *td, uint64_t key, bool pure)
+{
+    for (uint32_t i = 0; i < td->plan_count; i++) {
+        td_planned *plan = td->plans[i];
+        if (plan->key == key && plan->pure == pure && td_program_same(&plan->recording, &td->recording)) return plan;
+    }
+    return NULL;
+}
+
+static void drop_plan(td_context *td, uint32_t index)
+{
+    if (td->last == td->plans[index]) td->last = NULL;
+    td_plan_free(td, td->plans[index]);
+    td->plans[index] = td->plans[--td->plan_count];
+}
+
+static bool keep_plan(td_context *td, td_planned *plan)
+{
+    if (td->plan_count == PLANS_KEPT) {
+        uint32_t oldest = 0;
+        for (uint32_t i = 1; i < td->plan_count; i++)
+            if (td->plans[i]->used < td->plans[oldest]->used) oldest = i;
+        drop_plan(td, oldest);
+    }
+    if (!td_grow(td, (void **)&td->plans, &td->plan_room, td->plan_count + 1, sizeof *td->plans, "program")) return false;
+    td->plans[td->plan_count++] = plan;
+    return true;
+}
+
+/* Two recordings part at the first node that differs; a call site where a third plan parts is told once. */
+static void warn_of_many_plans(td_context *td)
+{
+    uint32_t longest = 0, shared_by = 0;
+    const td_program *r = &td->recording;
+    for (uint32_t i = 0; i < td->plan_count; i++) {
+        const td_program *old = &td->plans[i]->recording;
+        uint32_t n = 0;
+        while (n < r->node_count && n < old->node_count && r->nodes[n].hash == old->nodes[n].hash) n++;
+        if (n == r->node_count || n == old->node_count) continue;
+        if (n > longest || !shared_by) shared_by = 0, longest = n;
+        shared_by += n == longest;
+    }
+    if (shared_by != 2) return;
+    const td_node *n = &r->nodes[longest];
+    char shape[TD_SHAPE_TEXT] = "";
+    if (n->outputs) td_shape_text(r->values[n->output].shape, shape);
+    td_message(td, TD_LOG_WARNING, "a third plan was made because %s %s differs from step to step %s; sizes and attributes that vary are planned "
+               "each time: pass what varies as td_scalar or td_input", n->op->name, shape, td_location(td, n->module, n->file, n->line));
+}
+
+static td_planned *plan_for(td_context *td, bool pure, bool *is_new)
+{
+    uint64_t key = plan_key(td, pure);
+    td_planned *plan = find_plan(td, key, pure);
+    *is_new = !plan;
+    if (plan) return plan;
+    plan = make_plan(td, key, pure);
+    if (!plan) return NULL;
+    plan->key = plan_key(td, pure); /* laying out state has made units */
+    if (!pure) warn_of_many_plans(td);
+    if (keep_plan(td, plan)) return plan;
+    td_plan_free(td, plan);
+    return NULL;
+}
+
+/* ---- Running */
+
+static bool run_recording(td_context *td, bool pure)
+{
+    bool is_new;
+    td_planned *plan = plan_for(td, pure, &is_new);
+    if (!plan) return false;
+    plan->used = (uint64_t)td->steps;
+    if (td->has_parallel && td->parallel.agree &&
+        !td->parallel.agree(td->parallel.self, td->steps, &td->recording, plan->key, is_new))
+        return false;
+    td->last = NULL;
+    if (!td_plan_run(td, plan)) return false;
+    td->last = plan;
+    td->last_generation = td->recording.generation;
+    if (!is_new) report(td, plan, -1);
+    return true;
+}
+
+static void begin_recording(td_context *td)
+{
+    td_program_reset(&td->recording, ++td->generation);
+    td->slot_count = 0;
+    td->phase = 0;
+    td->backwards = 0;
+    td->updates_recorded = false;
+    td->draws_stamp++;
+}
+
+bool td_step(td_context *td)
+{
+    if (td->error != TD_OK) return false;
+    if (td->recording.node_count && !run_recording(td, false)) return false;
+    if (td->recording.node_count) {
+        const td_planned *plan = td->last;
+        for (uint32_t i = 0; i < plan->accumulator_count; i++)
+            td->units[plan->accumulators[i] / 2].accumulator_full = plan->accumulators[i] % 2 == TD_ACCUMULATOR_FULL;
+    }
+    if (td->updates_recorded) {
+        td->run.update++;
+        td->run.micro = 0;
+    } else {
+        td->run.micro += td->backwards;
+    }
+    td->steps++;
+    begin_recording(td);
+    return true;
+}
+
+bool td_plan(td_context *td)
+{
+    bool is_new;
+    bool planned = td->error == TD_OK && td->recording.node_count && plan_for(td, false, &is_new) != NULL;
+    if (planned) begin_recording(td);
+    return planned;
+}
+
+void td_clear_error(td_context *td)
+{
+    if (!td->module_count) return; /* failed to open: nothing can be tried again */
+    td->error = TD_OK;
+    td->error_text[0] = 0;
+    td->program = &td->recording;
+    td->module = 0;
+    td->module_depth = 0;
+    td->last = NULL;
+    begin_recording(td);
+}
+
+/* ---- Reading values */
+
+static const td_plan_output *find_output(const td_planned *plan, td_id recorded)
+{
+    for (uint32_t i = 0; i < plan->output_count; i++)
+        if (plan->outputs[i].recorded == recorded) return &plan->outputs[i];
+    return NULL;
+}
+
+/* Runs the recording up to here for the value of t, without assigning anything. */
+static const td_plan_output *compute_pending(td_context *td, td_tensor t)
+{
+    td_program *r = &td->recording;
+    td_program before = *r;
+    td_keep(t);
+    const td_plan_output *o = td->error == TD_OK && run_recording(td, true) ? find_output(td->last, t.id) : NULL;
+    r->node_count = before.node_count, r->value_count = before.value_count;
+    r->input_count = before.input_count, r->attr_count = before.attr_count;
+    r->hash = before.hash;
+    return o;
+}
+
+static const td_plan_output *output_of(td_tensor t)
+{
+    td_context *td = t.td;
+    if (td->error != TD_OK || td_failed(t)) return NULL;
+    if (t.generation == td->recording.generation && t.id < td->recording.value_count) {
+        const td_node *n = td_producer(&td->recording, t.id);
+        if (n->op != &td_op_gradients) return compute_pending(td, t);
+        td_fail(td, TD_ERROR_USAGE, "td_item: gradients have no value of their own; use td_gradient %s", td_location(td, n->module, n->file, n->line));
+        return NULL;
+    }
+    const td_plan_output *o = td->last && t.generation == td->last_generation ? find_output(td->last, t.id) : NULL;
+    if (o) return o;
+    if (t.generation == td->last_generation && td->last)
+        td_fail(td, TD_ERROR_USAGE, "td_item: value %u of the last step was not kept; call td_keep on it before td_step", t.id);
+    else
+        td_fail(td, TD_ERROR_USAGE, "td_item: value %u is of an earlier step, whose results are gone; read it before the next step runs", t.id);
+    return NULL;
+}
+
+static const void *output_data(const td_context *td, const td_plan_output *o)
+{
+    const td_block *b = &td->last->blocks[o->block];
+    int64_t offset = o->offset;
+    for (; b->part_of != TD_NONE; b = &td->last->blocks[b->part_of]) offset += b->offset;
+    return b->kind == TD_BLOCK_ARENA ? (const char *)td->arena + b->offset + offset : (const char *)td->units[b->index].memory + offset;
+}
+
+bool td_read(td_tensor t, void *to)
+{
+    const td_plan_output *o = output_of(t);
+    if (!o) return false;
+    memcpy(to, output_data(t.td, o), (size_t)(td_shape_elements(o->shape) * td_dtype_size(o->dtype)));
+    return true;
+}
+
+double td_item(td_tensor t)
+{
+    char text[TD_SHAPE_TEXT];
+    const td_plan_output *o = output_of(t);
+    if (!o) return (double)__builtin_nanf("");
+    if (td_shape_elements(o->shape) != 1) {
+        td_fail(t.td, TD_ERROR_USAGE, "td_item: the value has shape %s, not one element; use td_read", td_shape_text(o->shape, text));
+        return (double)__builtin_nanf("");
+    }
+    const void *data = output_data(t.td, o);
+    switch (o->dtype) {
+    case TD_F64: return *(const double *)data;
+    case TD_F32: return *(const float *)data;
+    case TD_I32: return *(const int32_t *)data;
+    case TD_I64: return (double)*(const int64_t *)data;
+    case TD_U8:  return *(const uint8_t *)data;
+    case TD_BF16: case TD_F16: case TD_DTYPES: break; /* outputs are f32 again */
+    }
+    td_fail(t.td, TD_ERROR_UNSUPPORTED, "td_item: cannot read %s", td_dtype_name(o->dtype));
+    return (double)__builtin_nanf("");
+}
+
+void td_step_close(td_context *td)
+{
+    while (td->plan_count) drop_plan(td, 0);
+    td_free(td, td->plans, td->plan_room * sizeof *td->plans, "program");
+    td_free(td, td->arena, (size_t)td->arena_bytes, "step");
+    td_onednn_close(td, td->onednn);
+}

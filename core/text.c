@@ -1,0 +1,123 @@
+/* Dtypes, shapes and text. */
+#include "core/internal.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+static const struct {
+    const char *name;
+    int size;
+} dtypes[TD_DTYPES] = {
+    [TD_F32] = { "f32", 4 }, [TD_F64] = { "f64", 8 }, [TD_BF16] = { "bf16", 2 }, [TD_F16] = { "f16", 2 },
+    [TD_I32] = { "i32", 4 }, [TD_I64] = { "i64", 8 }, [TD_U8] = { "u8", 1 },
+};
+
+int64_t td_dtype_size(td_dtype dtype) { return (unsigned)dtype < TD_DTYPES ? dtypes[dtype].size : 0; }
+const char *td_dtype_name(td_dtype dtype) { return (unsigned)dtype < TD_DTYPES ? dtypes[dtype].name : "?"; }
+
+bool td_dtype_named(const char *name, td_dtype *out)
+{
+    for (int d = 0; d < TD_DTYPES; d++)
+        if (!strcmp(dtypes[d].name, name)) return *out = (td_dtype)d, true;
+    return false;
+}
+
+/* A rank that cannot be gives a shape no operation accepts. */
+td_shape td_shape_of(int rank, const int64_t *dims)
+{
+    td_shape shape = { .rank = rank };
+    if (rank < 0 || rank > TD_MAX_DIMS) return (td_shape){ .rank = -1 };
+    for (int i = 0; i < rank; i++) shape.dim[i] = dims[i];
+    return shape;
+}
+
+int64_t td_shape_elements(td_shape shape)
+{
+    int64_t n = 1;
+    for (int64_t i = 0; i < shape.rank; i++) n *= shape.dim[i];
+    return n;
+}
+
+bool td_shape_equal(td_shape a, td_shape b)
+{
+    if (a.rank != b.rank) return false;
+    for (int64_t i = 0; i < a.rank; i++)
+        if (a.dim[i] != b.dim[i]) return false;
+    return true;
+}
+
+char *td_shape_text(td_shape shape, char to[TD_SHAPE_TEXT])
+{
+    int at = snprintf(to, TD_SHAPE_TEXT, "(");
+    for (int64_t i = 0; i < shape.rank; i++)
+        at += snprintf(to + at, TD_SHAPE_TEXT - at, i ? ", %lld" : "%lld", (long long)shape.dim[i]);
+    snprintf(to + at, TD_SHAPE_TEXT - at, ")");
+    return to;
+}
+
+td_shape td_local_shape(const td_mesh *mesh, td_shape shape, td_placement place)
+{
+    for (int a = 0; a < mesh->axes; a++) {
+        if (place.kind[a] != TD_SHARDED) continue;
+        int64_t *dim = &shape.dim[place.dim[a]];
+        *dim = (*dim + mesh->size[a] - 1) / mesh->size[a];
+    }
+    return shape;
+}
+
+bool td_placement_equal(td_placement a, td_placement b)
+{
+    for (int i = 0; i < TD_MAX_AXES; i++) {
+        if (a.kind[i] != b.kind[i]) return false;
+        if (a.kind[i] == TD_SHARDED && a.dim[i] != b.dim[i]) return false;
+    }
+    return true;
+}
+
+uint64_t td_hash_bytes(uint64_t h, const void *bytes, size_t count)
+{
+    const char *at = bytes;
+    for (; count >= 8; at += 8, count -= 8) {
+        uint64_t word;
+        memcpy(&word, at, 8);
+        h = td_mix(h, word);
+    }
+    uint64_t rest = 0;
+    if (count) memcpy(&rest, at, count);
+    return td_mix(h, rest ^ (uint64_t)count << 56);
+}
+
+uint64_t td_hash_text(const char *text) { return td_hash_bytes(0x7461u, text, strlen(text)); }
+
+void td_text_add(td_text *b, const char *format, ...)
+{
+    if (b->td->error != TD_OK && !b->text) return;
+    for (;;) {
+        va_list args;
+        va_start(args, format);
+        size_t left = b->room - b->length;
+        int n = vsnprintf(b->text ? b->text + b->length : NULL, b->text ? left : 0, format, args);
+        va_end(args);
+        if (b->text && (size_t)n < left) {
+            b->length += (uint32_t)n;
+            return;
+        }
+        if (!td_grow(b->td, (void **)&b->text, &b->room, b->length + (uint32_t)n + 256, 1, "host")) return;
+    }
+}
+
+const char *td_module_path(const td_context *td, uint32_t module)
+{
+    return module < td->module_count ? td->modules[module].path : "";
+}
+
+const char *td_location(td_context *td, uint32_t module, const char *file, int line)
+{
+    const char *path = td_module_path(td, module);
+    if (*path)
+        snprintf(td->location, sizeof td->location, "(%s) (%s:%d)", path, file ? file : "?", line);
+    else
+        snprintf(td->location, sizeof td->location, "(%s:%d)", file ? file : "?", line);
+    return td->location;
+}

@@ -1,0 +1,13 @@
+/* The MLP's data: images or a table to classify, and a made-up function to regress on. */
+#ifndef TANDEM_MODELS_MLP_H
+#define TANDEM_MODELS_MLP_H
+
+#include <tandem/run.h>
+
+/* `split` is "train", "test" or "random". NULL after an error; the caller owns the set. */
+data_set *mlp_images_or_table(run_loop *run, const char *split);
+/* Rows x (10) of N(0, 1) and y (1) = teacher(x), an MLP 10-64-1 with tanh that is always the same: 5,000 rows to train
+ * on, 1,000 others to test. */
+data_set *mlp_teacher(td_context *td, const char *split);
+
+#endif

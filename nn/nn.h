@@ -1,0 +1,58 @@
+/* Layers: parameters with a place in the module tree, and how they are applied.
+ *
+ *     nn_linear hidden = nn_linear_make(root, "hidden", 784, 1024);      // once
+ *     td_tensor h = td_relu(nn_linear_apply(&hidden, x));                // every step
+ *
+ * A layer is a plain struct of handles: copy it freely, there is nothing to free. Errors are kept by the context and
+ * name the line of the caller. Layers that differ between training and evaluation follow td_set_mode.
+ */
+#ifndef TANDEM_NN_H
+#define TANDEM_NN_H
+
+#include <tandem/core.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- linear: x (..., in) -> x weight^T + bias (..., out) --------------------------------------------------- */
+
+typedef struct nn_linear {
+    td_module at;
+    td_state weight;             /* (out, in) */
+    td_state bias;               /* (out) */
+    bool has_bias;
+} nn_linear;
+
+typedef struct nn_linear_options {
+    bool no_bias;                /* x weight^T alone */
+} nn_linear_options;
+
+/* Parameters `weight` and `bias` of parent.name, uniform in +-1/sqrt(in). Errors: a size below 1, a name used twice. */
+#define nn_linear_make(parent, name, in, out) nn_linear_make_at((parent), (name), (in), (out), NULL, TD_HERE)
+/* nn_linear_make_with(root, "head", 64, 10, &(nn_linear_options){ .no_bias = true }) */
+#define nn_linear_make_with(parent, name, in, out, ...) \
+    nn_linear_make_at((parent), (name), (in), (out), (__VA_ARGS__), TD_HERE)
+TD_API nn_linear nn_linear_make_at(td_module parent, const char *name, int64_t in, int64_t out,
+                                   const nn_linear_options *options, td_here here);
+#define nn_linear_apply(layer, x) nn_linear_apply_at((layer), (x), TD_HERE)
+TD_API td_tensor nn_linear_apply_at(const nn_linear *layer, td_tensor x, td_here here);
+
+/* ---- dropout: each element 0 with probability p, else x / (1 - p); x itself in TD_EVAL --------------------- */
+
+typedef struct nn_dropout {
+    td_module at;                /* keys its draws */
+    double p;
+} nn_dropout;
+
+/* p in [0, 1). */
+#define nn_dropout_make(parent, name, p) nn_dropout_make_at((parent), (name), (p), TD_HERE)
+TD_API nn_dropout nn_dropout_make_at(td_module parent, const char *name, double p, td_here here);
+#define nn_dropout_apply(layer, x) nn_dropout_apply_at((layer), (x), TD_HERE)
+TD_API td_tensor nn_dropout_apply_at(const nn_dropout *layer, td_tensor x, td_here here);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

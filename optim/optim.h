@@ -1,0 +1,120 @@
+/* Optimizers: rules that update the parameters of a module from their gradients, and schedules of the learning rate.
+ *
+ *     opt_optimizer *opt = opt_adamw(root, &(opt_adamw_options){ .decay = 0.01, .max_norm = 1 });
+ *     for (int64_t step = 0; step < steps; step++) {
+ *         td_backward(loss(batch(step)));              // once for each micro-batch
+ *         opt_step(opt, opt_rate(&schedule, step));
+ *         td_step(td);
+ *     }
+ *     opt_close(opt);
+ *
+ * The rules and their defaults are PyTorch's, but for `decay`, which is 0 unless given. In every options struct 0 means
+ * the default that its comment names; a coefficient that must be 0 itself is given as a number too small to matter.
+ *
+ * Moments are states beside their parameters, named as in PyTorch ("hidden.weight.exp_avg"). The count of updates is
+ * the state "optimizer.updates". Both are saved and restored with all other state.
+ */
+#ifndef TANDEM_OPTIM_H
+#define TANDEM_OPTIM_H
+
+#include <tandem/core.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- Optimizers ----------------------------------------------------------------------------------------- */
+
+/* Belongs to the caller, who ends it with opt_close before the context closes. */
+typedef struct opt_optimizer opt_optimizer;
+
+/* Parameters that get a decay and a rate of their own: those whose name matches and that have enough dimensions. A
+ * parameter belongs to the first group that fits it, else it has the optimizer's decay and rate. To decay matrices
+ * only:  .groups = &(opt_group){ .min_rank = 2, .decay = 0.1 }, .group_count = 1  */
+typedef struct opt_group {
+    const char *pattern;         /* of the whole name, as a shell's: "*.bias"; NULL: any */
+    int min_rank;                /* least number of dimensions; 0: any */
+    double decay;
+    double rate_scale;           /* factor on the rate of opt_step; 0: 1 */
+} opt_group;
+
+typedef struct opt_sgd_options {
+    double momentum;             /* 0: none, and no moment "momentum_buffer" */
+    double dampening;            /* of what enters the momentum, from the second update on */
+    bool nesterov;               /* needs momentum, and no dampening */
+    double decay;                /* added to the gradient: decay * parameter */
+    double max_norm;             /* clip the gradient's 2-norm over all parameters; 0: no clipping */
+    bool track_norm;             /* make opt_gradient_norm available without clipping */
+    const opt_group *groups;     /* copied */
+    int group_count;
+    const char *name;            /* of the module of its counter; NULL: "optimizer". A second optimizer needs another */
+} opt_sgd_options;
+
+typedef struct opt_adam_options {
+    double beta1;                /* 0: 0.9 */
+    double beta2;                /* 0: 0.999 */
+    double eps;                  /* 0: 1e-8 */
+    double decay;                /* Adam: added to the gradient; AdamW: parameter *= 1 - rate * decay before the step */
+    double max_norm;             /* these five as in opt_sgd_options */
+    bool track_norm;
+    const opt_group *groups;
+    int group_count;
+    const char *name;
+} opt_adam_options;
+typedef opt_adam_options opt_adamw_options;
+
+/* Each takes the parameters under `under` that train now. NULL options are the defaults.
+ * NULL and an error of the context: nothing to train, an option out of its range, a group that fits nothing, memory.
+ *
+ *     sgd     d = g + decay p;  b = momentum b + (1 - dampening) d, at first d;  p -= rate b
+ *             with nesterov  p -= rate (d + momentum b)
+ *     adam    Kingma and Ba, arXiv:1412.6980, algorithm 1
+ *     adamw   Loshchilov and Hutter, arXiv:1711.05101, algorithm 2, its decay times the rate */
+TD_API opt_optimizer *opt_sgd(td_module under, const opt_sgd_options *options);
+TD_API opt_optimizer *opt_adam(td_module under, const opt_adam_options *options);
+TD_API opt_optimizer *opt_adamw(td_module under, const opt_adamw_options *options);
+/* Frees the optimizer; moments and counter stay, they are the context's. NULL is allowed. */
+TD_API void opt_close(opt_optimizer *opt);
+
+/* Records one update of all its parameters with the gradients gathered since the last, which it consumes. With clipping
+ * gradients are first multiplied by min(1, max_norm / (norm + 1e-6)). The rate may change with every step without a
+ * new plan. A NULL opt does nothing. Errors: a rate that is negative or not finite. */
+#define opt_step(opt, rate) opt_step_at((opt), (rate), TD_HERE)
+TD_API void opt_step_at(opt_optimizer *opt, double rate, td_here here);
+/* The gradient's 2-norm before clipping, of the latest opt_step: a kept scalar. Error and a failed tensor: no opt_step
+ * yet, or neither max_norm nor track_norm was given. */
+TD_API td_tensor opt_gradient_norm(const opt_optimizer *opt);
+
+/* ---- Schedules ------------------------------------------------------------------------------------------ */
+
+/* With s counted from 0 (the first update), w = warmup and t = min(1, (s - w) / (steps - w)); while s < w every kind
+ * is rate (s + 1) / (w + 1), so the first update moves and update w has the full rate:
+ *
+ *     constant     rate
+ *     linear       rate + (final_rate - rate) t
+ *     cosine       final_rate + (rate - final_rate) (1 + cos(pi t)) / 2
+ *     polynomial   final_rate + (rate - final_rate) (1 - t)^power
+ *     step         rate factor^floor(s / every) */
+typedef enum opt_schedule_kind {
+    OPT_CONSTANT, OPT_LINEAR, OPT_COSINE, OPT_POLYNOMIAL, OPT_STEP
+} opt_schedule_kind;
+
+typedef struct opt_schedule {
+    opt_schedule_kind kind;
+    double rate;                 /* the highest */
+    double final_rate;           /* at `steps` and after */
+    int64_t warmup;              /* updates of linear warm-up; 0: none */
+    int64_t steps;               /* updates in all, warm-up included */
+    double power;                /* polynomial */
+    int64_t every;               /* step: updates between decays; 0: no decay */
+    double factor;               /* step: of each decay */
+} opt_schedule;
+
+/* The rate of update `step`; pure. */
+TD_API double opt_rate(const opt_schedule *schedule, int64_t step);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

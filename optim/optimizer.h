@@ -1,0 +1,24 @@
+/* How a rule becomes an optimizer: what sgd.c and adam.c give to optimizer.c. */
+#ifndef TANDEM_OPTIMIZER_H
+#define TANDEM_OPTIMIZER_H
+
+#include <tandem/optim.h>
+#include <tandem/rewrite.h>
+
+typedef struct opt_making {
+    const char *call;            /* "opt_adamw", for errors */
+    const td_update_rule *rule;
+    double hyper[TD_HYPERS];
+    int decay;                   /* which of hyper a group's decay replaces */
+    double max_norm;
+    bool track_norm;
+    const opt_group *groups;
+    int group_count;
+    const char *name;
+} opt_making;
+
+opt_optimizer *opt_make(td_module under, const opt_making *m);
+/* Whether low <= value < high; reports the option by name otherwise. high may be INFINITY. */
+bool opt_check(td_context *td, const char *call, const char *option, double value, double low, double high);
+
+#endif

@@ -1,0 +1,293 @@
+/* The side channel: before a step runs, all ranks are shown to run the same step.
+ *
+ * A rank posts (step, fingerprint) into a ring and compares with the posts of the others. With a plan it has run before it
+ * compares what is already there and goes on: of two ranks the later to post a step sees the earlier one's post, so a
+ * difference is always noticed, by the later one before it launches anything. With a new plan it waits until every
+ * rank has posted that step.
+ *
+ * So that the difference can be named whoever notices it, a rank writes the text of a recording (options, and for each
+ * operation a prefix hash and a line) into its log before it first posts that recording's fingerprint. The log is a ring;
+ * what falls out of it is written again when it is posted again.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "parallel/world.h"
+
+enum { POSTS_AHEAD = PAR_POSTS / 2, PATH_SHOWN = 40 };
+
+/* ---- Hashes and text ------------------------------------------------------------------------------------------ */
+
+static uint64_t mix(uint64_t h)
+{
+    h = (h ^ h >> 30) * 0xbf58476d1ce4e5b9u;
+    h = (h ^ h >> 27) * 0x94d049bb133111ebu;
+    return h ^ h >> 31;
+}
+
+static uint64_t text_hash(const char *text)
+{
+    uint64_t h = 0;
+    for (; *text; text++) h = mix(h + (unsigned char)*text + 1);
+    return h;
+}
+
+void par_agree_options(par_world *world, int rank, const char *options)
+{
+    par_local *me = par_local_at(world, rank);
+    if (!me) return;
+    snprintf(me->options, sizeof me->options, "%s", options);
+    me->options_hash = text_hash(options);
+}
+
+/* "mul (64, 10) f32 at model.c:41". Long paths lose their beginning. */
+static void describe(const td_program *p, const td_node *n, char to[PAR_LINE_BYTES])
+{
+    size_t room = PAR_LINE_BYTES, used = 0;
+#define ADD(...) used += used < room ? (size_t)snprintf(to + used, room - used, __VA_ARGS__) : 0
+    ADD("%s", n->op->name);
+    if (n->outputs > 0) {
+        const td_value *v = td_value_at(p, n->output);
+        for (int64_t d = 0; d < v->shape.rank; d++) ADD("%s%lld", d == 0 ? " (" : ", ", (long long)v->shape.dim[d]);
+        ADD("%s %s", v->shape.rank == 0 ? " ()" : ")", td_dtype_name((td_dtype)v->dtype));
+    }
+    if (n->op->print) {
+        char attributes[PAR_LINE_BYTES] = "";
+        n->op->print(p, n, attributes, sizeof attributes);
+        if (*attributes) ADD(" %.30s", attributes);
+    }
+    if (n->file) {
+        size_t length = strlen(n->file);
+        ADD(" at %s:%d", length > PATH_SHOWN ? n->file + length - PATH_SHOWN : n->file, n->line);
+    }
+#undef ADD
+}
+
+/* ---- The log of recordings ------------------------------------------------------------------------------------- */
+
+static size_t words_of(uint32_t lines)
+{
+    return (offsetof(par_recording, line) + lines * sizeof(par_line)) / sizeof(uint64_t);
+}
+
+static const par_entry *find_entry(const par_area *area, uint64_t fingerprint)
+{
+    for (int i = 0; i < PAR_RECORDINGS; i++)
+        if (atomic_load_explicit(&area->entry[i].fingerprint, memory_order_acquire) == fingerprint) return &area->entry[i];
+    return NULL;
+}
+
+/* Entries whose words [begin, end) are about to be written over are forgotten first. */
+static void forget(par_area *area, uint32_t begin, uint32_t end)
+{
+    for (int i = 0; i < PAR_RECORDINGS; i++) {
+        par_entry *e = &area->entry[i];
+        uint32_t first = atomic_load(&e->offset), last = first + (uint32_t)words_of(atomic_load(&e->kept));
+        if (first < end && begin < last) atomic_store(&e->fingerprint, 0);
+    }
+}
+
+static void write_recording(par_local *me, const td_program *p, uint64_t fingerprint)
+{
+    par_area *area = &me->world->segment->area[me->rank];
+    par_recording *r = &me->mine;
+    uint32_t kept = p->node_count < PAR_LINES ? p->node_count : PAR_LINES, words = (uint32_t)words_of(kept);
+    memcpy(r->options, me->options, sizeof r->options);
+    for (uint32_t i = 0; i < kept; i++) {
+        r->line[i].hash = td_node_at(p, i)->hash;
+        describe(p, td_node_at(p, i), r->line[i].text);
+    }
+    if (me->cursor + words > PAR_LOG_WORDS) me->cursor = 0;
+    par_entry *e = &area->entry[me->next_entry++ % PAR_RECORDINGS];
+    atomic_store(&e->fingerprint, 0);
+    forget(area, me->cursor, me->cursor + words);
+    for (uint32_t i = 0; i < words; i++) {
+        uint64_t word;
+        memcpy(&word, (const char *)r + i * sizeof word, sizeof word);
+        atomic_store_explicit(&area->log[me->cursor + i], word, memory_order_release);
+    }
+    atomic_store(&e->offset, me->cursor);
+    atomic_store(&e->kept, kept);
+    atomic_store(&e->nodes, p->node_count);
+    atomic_store_explicit(&e->fingerprint, fingerprint, memory_order_release);
+    me->cursor += words;
+}
+
+typedef struct heard {
+    const par_recording *recording;
+    uint32_t kept, nodes;
+    uint64_t fingerprint;
+    int64_t step;
+    int rank;
+    bool known;
+} heard;
+
+/* Copies what `rank` recorded at post `index`. A writer that overtakes is noticed: the entry no longer has its name. */
+static heard listen(const par_local *me, int rank, uint32_t index, par_recording *to)
+{
+    const par_area *area = &me->world->segment->area[rank];
+    const par_post *post = &area->post[index % PAR_POSTS];
+    heard h = { .recording = to, .fingerprint = atomic_load(&post->fingerprint), .step = atomic_load(&post->step), .rank = rank };
+    const par_entry *e = find_entry(area, h.fingerprint);
+    if (!e) return h;
+    uint32_t offset = atomic_load(&e->offset);
+    h.kept = atomic_load(&e->kept);
+    h.nodes = atomic_load(&e->nodes);
+    if (h.kept > PAR_LINES || offset + words_of(h.kept) > PAR_LOG_WORDS) return h;
+    for (size_t i = 0; i < words_of(h.kept); i++) {
+        uint64_t word = atomic_load_explicit(&area->log[offset + i], memory_order_acquire);
+        memcpy((char *)to + i * sizeof word, &word, sizeof word);
+    }
+    h.known = atomic_load(&e->fingerprint) == h.fingerprint;
+    return h;
+}
+
+/* ---- Naming a difference ----------------------------------------------------------------------------------------- */
+
+typedef struct words_pair {
+    char name[64], a[96], b[96];
+} words_pair;
+
+/* Takes the next word of an options text; its value starts after '='. */
+static const char *next_word(const char *text, size_t *length)
+{
+    text += strspn(text, " ");
+    *length = strcspn(text, " ");
+    return text;
+}
+
+/* "144" of "batch=144" in the whole text; "absent" if there is no such name. */
+static void option_value(const char *text, const char *name, size_t name_length, char *to, size_t room)
+{
+    snprintf(to, room, "absent");
+    size_t length;
+    for (const char *w = next_word(text, &length); length > 0; w = next_word(w + length, &length)) {
+        if (length < name_length || strncmp(w, name, name_length) != 0) continue;
+        if (length > name_length && w[name_length] != '=') continue;
+        const char *value = length > name_length ? w + name_length + 1 : "set";
+        snprintf(to, room, "%.*s", length > name_length ? (int)(length - name_length - 1) : 3, value);
+        return;
+    }
+}
+
+/* The first option named in `text` whose values differ between a and b. */
+static bool option_differs(const char *text, const char *a, const char *b, words_pair *out)
+{
+    size_t length;
+    for (const char *w = next_word(text, &length); length > 0; w = next_word(w + length, &length)) {
+        size_t name = strcspn(w, "= ");
+        snprintf(out->name, sizeof out->name, "%.*s", (int)name, w);
+        option_value(a, w, name, out->a, sizeof out->a);
+        option_value(b, w, name, out->b, sizeof out->b);
+        if (strcmp(out->a, out->b) != 0) return true;
+    }
+    return false;
+}
+
+/* Says how operation i differs; a rank may have recorded fewer. */
+static void operation_text(const heard *a, const heard *b, uint32_t i, char *to, size_t room)
+{
+    const char *x = i < a->nodes ? a->recording->line[i].text : NULL, *y = i < b->nodes ? b->recording->line[i].text : NULL;
+    if (x && y && strcmp(x, y) != 0)
+        snprintf(to, room, "operation %u is %s on rank %d but %s on rank %d", i, x, a->rank, y, b->rank);
+    else if (x && y)
+        snprintf(to, room, "operation %u, %s, has other inputs or attributes on rank %d than on rank %d", i, x, a->rank, b->rank);
+    else
+        snprintf(to, room, "operation %u is %s on rank %d but rank %d records only %u operations", i, x ? x : y, x ? a->rank : b->rank,
+                 x ? b->rank : a->rank, i);
+}
+
+static void difference_text(const heard *a, const heard *b, char *to, size_t room)
+{
+    words_pair option;
+    const char *p = a->recording->options, *q = b->recording->options;
+    if (a->step != b->step) {
+        snprintf(to, room, "rank %d begins step %lld but rank %d step %lld", a->rank, (long long)a->step, b->rank, (long long)b->step);
+        return;
+    }
+    if (!a->known || !b->known) {
+        snprintf(to, room, "rank %d has run ahead with other programs; what rank %d recorded is no longer kept",
+                 a->known ? b->rank : a->rank, a->known ? b->rank : a->rank);
+        return;
+    }
+    if (option_differs(p, p, q, &option) || option_differs(q, p, q, &option)) {
+        snprintf(to, room, "option %s is %s on rank %d but %s on rank %d", option.name, option.a, a->rank, option.b, b->rank);
+        return;
+    }
+    uint32_t kept = a->kept < b->kept ? a->kept : b->kept, i = 0;
+    while (i < kept && a->recording->line[i].hash == b->recording->line[i].hash) i++;
+    if (i < kept || (a->nodes != b->nodes && i < PAR_LINES))
+        operation_text(a, b, i, to, room);
+    else if (i == PAR_LINES)
+        snprintf(to, room, "the first %d operations, of which texts are kept, are the same on ranks %d and %d; a later one differs (%u and %u recorded)",
+                 PAR_LINES, a->rank, b->rank, a->nodes, b->nodes);
+    else
+        snprintf(to, room, "ranks %d and %d recorded the same operations under other options (fingerprints %016llx and %016llx)", a->rank,
+                 b->rank, (unsigned long long)a->fingerprint, (unsigned long long)b->fingerprint);
+}
+
+static bool disagree(par_local *me, int other, uint32_t index)
+{
+    heard mine = listen(me, me->rank, index, &me->mine), theirs = listen(me, other, index, &me->theirs);
+    const heard *a = me->rank < other ? &mine : &theirs, *b = me->rank < other ? &theirs : &mine;
+    char text[PAR_MESSAGE_BYTES];
+    difference_text(a, b, text, sizeof text);
+    par_break(me->world, me->rank, "ranks disagree at step %lld: %s", (long long)mine.step, text);
+    return par_stopped(me);
+}
+
+/* ---- Posting and comparing ------------------------------------------------------------------------------------------ */
+
+static uint32_t posted(const par_area *area)
+{
+    return atomic_load_explicit(&area->posted.value, memory_order_acquire);
+}
+
+/* Compares this post where the other has made it too; if not, the other will compare when it does. */
+static bool compare(par_local *me, int other, uint32_t index)
+{
+    const par_area *mine = &me->world->segment->area[me->rank], *theirs = &me->world->segment->area[other];
+    if ((int32_t)(posted(theirs) - index) <= 0) return true;
+    const par_post *x = &mine->post[index % PAR_POSTS], *y = &theirs->post[index % PAR_POSTS];
+    if (atomic_load(&x->step) == atomic_load(&y->step) && atomic_load(&x->fingerprint) == atomic_load(&y->fingerprint)) return true;
+    return disagree(me, other, index);
+}
+
+/* A post is written over only when everyone is past it. Ranks that sum anything together never come so far apart. */
+static bool keep_near(par_local *me, uint32_t index)
+{
+    if (index < POSTS_AHEAD) return true;
+    for (int r = 0; r < me->world->ranks; r++)
+        if (r != me->rank && !par_wait(me, r, &me->world->segment->area[r].posted, index - POSTS_AHEAD)) return false;
+    return true;
+}
+
+bool par_agree(par_world *world, int rank, td_context *td, int64_t step, const td_program *recording, uint64_t fingerprint,
+               bool is_new_plan)
+{
+    par_local *me = par_local_at(world, rank);
+    if (!me) {
+        td_fail(td, TD_ERROR_PARALLEL, "rank %d is not a rank of this process in a world of %d", rank, world->ranks);
+        return false;
+    }
+    if (!world->segment) return true;
+    par_area *area = &world->segment->area[rank];
+    me->td = td;
+    atomic_store(&area->step, step + 1);
+    atomic_store(&area->call, 0);
+    if (par_broken(world)) return par_stopped(me);
+    uint64_t name = mix(fingerprint + me->options_hash);
+    if (name == 0) name = 1;
+    if (!find_entry(area, name)) write_recording(me, recording, name);
+    uint32_t index = posted(area);
+    if (!keep_near(me, index)) return false;
+    atomic_store(&area->post[index % PAR_POSTS].step, step);
+    atomic_store(&area->post[index % PAR_POSTS].fingerprint, name);
+    par_advance(&area->posted);
+    for (int r = 0; r < world->ranks; r++) {
+        if (r == rank) continue;
+        if (is_new_plan && !par_wait(me, r, &world->segment->area[r].posted, index + 1)) return false;
+        if (!compare(me, r, index)) return false;
+    }
+    return true;
+}

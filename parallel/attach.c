@@ -1,0 +1,83 @@
+/* par_attach: a context joins a world under a strategy. */
+#include "parallel/strategy.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static td_placement on_data_axis(const td_mesh *mesh, int kind)
+{
+    td_placement place = { .kind = { 0 } };
+    for (int a = 0; a < mesh->axes; a++) place.kind[a] = (int8_t)(kind == PAR_AS_IS ? TD_REPLICATED : kind);
+    return place;
+}
+
+static bool agree(void *self, int64_t step, const td_program *recording, uint64_t fingerprint, bool is_new_plan)
+{
+    par_attached *a = self;
+    return par_agree(a->world, a->rank, a->td, step, recording, fingerprint, is_new_plan);
+}
+
+static void failed(void *self, const char *text)
+{
+    par_attached *a = self;
+    par_fail_world(a->world, a->rank, text);
+}
+
+static bool refuse(td_context *td, const char *format, const char *what)
+{
+    td_fail(td, TD_ERROR_USAGE, format, what, par_strategy_names());
+    return false;
+}
+
+static bool check(td_context *td, const par_world *world, int rank, const char *name)
+{
+    int ranks = par_world_size(world);
+    if (rank < 0 || rank >= ranks) {
+        td_fail(td, TD_ERROR_USAGE, "par_attach: rank %d is not one of the world's %d", rank, ranks);
+        return false;
+    }
+    if (!par_strategy_named(name)) return refuse(td, "strategy '%s' is not known; it can be one of %s", name);
+    if (ranks > 1 && !strcmp(name, "single")) return refuse(td, "strategy '%s' is for one rank; for several choose another of %s", name);
+    return true;
+}
+
+/* Everything that must be the same on every rank besides what is recorded. */
+static void tell_options(par_attached *a, td_context *td, uint64_t *hash)
+{
+    char text[PAR_OPTIONS_BYTES];
+    snprintf(text, sizeof text, "world=%d strategy=%s dtype=%s seed=%llu bucket=%lld units=%s prefetch=%d", par_world_size(a->world),
+             a->strategy->name, td_dtype_name(td_compute_dtype(td)), (unsigned long long)td_seed(td), (long long)a->options.bucket_bytes,
+             a->options.units ? a->options.units : "modules", a->options.prefetch);
+    uint64_t h = 1469598103934665603u;
+    for (const char *c = text; *c; c++) h = (h ^ (unsigned char)*c) * 1099511628211u;
+    *hash = h;
+    if (a->world->local) par_agree_options(a->world, a->rank, text);
+}
+
+bool par_attach(td_context *td, par_world *world, int rank, const par_options *options)
+{
+    if (td_error(td) != TD_OK) return false;
+    int ranks = par_world_size(world);
+    const char *name = options && options->strategy ? options->strategy : ranks > 1 ? "ddp" : "single";
+    if (!check(td, world, rank, name)) return false;
+    par_attached *a = td_attachment(td, sizeof *a);
+    if (!a) return false;
+    *a = (par_attached){ .td = td, .world = world, .rank = rank, .strategy = par_strategy_named(name), .options = options ? *options : (par_options){ 0 } };
+    td_parallel parallel = {
+        .self = a, .mesh = { .axes = ranks > 1, .name = { "data" }, .size = { ranks }, .at = { rank }, .rank = rank, .world = ranks },
+        .unit_multiple = ranks, .choose_units = par_choose_units, .place = par_place_pass, .schedule = par_schedule_pass, .failed = failed,
+    };
+    bool runs = world->local != NULL;
+    if (runs ? !par_transport_local(world, rank, td, &parallel.mesh, &a->transport) : !par_transport_none(world, rank, td, &a->transport))
+        return false;
+    if (runs && ranks > 1) parallel.agree = agree;
+    parallel.transport = &a->transport;
+    const par_strategy *s = a->strategy;
+    parallel.places = (td_strategy_places){
+        .parameter = on_data_axis(&parallel.mesh, s->parameter), .gradient = on_data_axis(&parallel.mesh, s->gradient),
+        .optimizer_gradient = on_data_axis(&parallel.mesh, s->optimizer_gradient), .moment = on_data_axis(&parallel.mesh, s->moment),
+        .accumulator = on_data_axis(&parallel.mesh, s->accumulator), .gradient_as_is = s->gradient == PAR_AS_IS,
+    };
+    tell_options(a, td, &parallel.options_hash);
+    return td_set_parallel(td, &parallel);
+}

@@ -1,0 +1,387 @@
+/* place: gives every value a placement, and converts where a reader needs another one than a value has.
+ *
+ * A node's placement follows from its inputs' by its operation's rule (td_place_rule): a sharded label that the output
+ * has stays sharded, one it lacks is summed over, so the output is partial. Marks say what the strategy wants; they
+ * dissolve here.
+ *
+ * Some values are not placed where they are recorded but made where they are read, in the placement and phase of the
+ * reader: fills, random draws, spreads of replicated values (operations with TD_OP_FREE), and views of sharded units
+ * with the casts and transposes of such views. So no rank makes a global mask to take a slice of it, and a unit that is
+ * gathered for the forward is gathered again for the backward, unless it is the root.
+ */
+#include "parallel/strategy.h"
+
+#include <string.h>
+
+typedef struct memo {
+    td_id value;                              /* of `in` */
+    uint32_t phase;
+    td_placement place;
+    td_id made;                               /* of `out`; TD_NONE: empty */
+} memo;
+
+typedef struct placer {
+    par_attached *a;
+    td_context *td;
+    const td_mesh *mesh;
+    const td_program *in;
+    td_program *out;
+    td_id *map;                               /* value of in -> of out, TD_NONE if it is made on demand */
+    char *deferred;                           /* node of in */
+    char *live;
+    memo *memos;
+    uint32_t memo_count, memo_mask;
+    void *memory;
+    size_t bytes;
+} placer;
+
+static const td_placement replicated;
+
+/* ---- Values made on demand */
+
+static bool is_unit_view(const td_node *n)
+{
+    return (n->op->flags & TD_OP_VIEW) || n->op == &td_op_cast || !strcmp(n->op->name, "transpose");
+}
+
+static bool input_deferred(const placer *pl, const td_node *n, uint32_t i)
+{
+    return pl->deferred[pl->in->values[pl->in->inputs[n->input + i]].node] != 0;
+}
+
+/* Whether node n, whose inputs are placed, is made where it is read. */
+static bool is_deferred(const placer *pl, const td_node *n)
+{
+    if (n->op == &td_op_mark || n->outputs != 1) return false;
+    bool all_deferred = true, all_replicated = true;
+    for (uint32_t i = 0; i < n->inputs; i++) {
+        td_id v = pl->in->inputs[n->input + i];
+        if (input_deferred(pl, n, i)) continue;
+        all_deferred = false;
+        all_replicated = all_replicated && td_placement_equal(pl->out->values[pl->map[v]].place, replicated);
+    }
+    if (n->op->flags & TD_OP_FREE) return all_deferred || all_replicated;
+    if (n->op == &td_op_part) {
+        td_id flat = pl->in->inputs[n->input];
+        return input_deferred(pl, n, 0) || !td_placement_equal(pl->out->values[pl->map[flat]].place, replicated);
+    }
+    return n->inputs == 1 && all_deferred && is_unit_view(n);
+}
+
+static td_id need(placer *pl, td_id v, td_placement want, const td_node *reader);
+
+static memo *find_memo(placer *pl, td_id v, td_placement place, uint32_t phase)
+{
+    uint32_t at = (v * 2654435761u + phase * 40503u + (uint32_t)place.kind[0] * 97u) & pl->memo_mask;
+    for (;; at = (at + 1) & pl->memo_mask) {
+        memo *m = &pl->memos[at];
+        if (m->made == TD_NONE || (m->value == v && m->phase == phase && td_placement_equal(m->place, place))) return m;
+    }
+}
+
+static bool remember(placer *pl, td_id v, td_placement place, uint32_t phase, td_id made)
+{
+    if (made == TD_NONE) return false;
+    if (2 * (pl->memo_count + 1) > pl->memo_mask) {
+        memo *old = pl->memos;
+        uint32_t size = pl->memo_mask + 1;
+        memo *larger = td_alloc(pl->td, 2 * size * sizeof *larger, "program");
+        if (!larger) return false;
+        memset(larger, 0xFF, 2 * size * sizeof *larger);
+        pl->memos = larger;
+        pl->memo_mask = 2 * size - 1;
+        for (uint32_t i = 0; i < size; i++)
+            if (old[i].made != TD_NONE) *find_memo(pl, old[i].value, old[i].place, old[i].phase) = old[i];
+        td_free(pl->td, old, size * sizeof *old, "program");
+    }
+    *find_memo(pl, v, place, phase) = (memo){ v, phase, place, made };
+    pl->memo_count++;
+    return true;
+}
+
+static bool is_root_unit(const placer *pl, td_id v)
+{
+    const td_node *n = td_producer(pl->in, v);
+    return n->op == &td_op_unit && pl->td != NULL && td_unit_at(pl->td, ((const td_unit_attr *)td_node_attr(pl->in, n))->unit)->root;
+}
+
+/* A unit that stays gathered is the same in the backward. */
+static uint32_t phase_key(const placer *pl, td_id v, uint32_t phase) { return is_root_unit(pl, v) ? phase & ~1u : phase; }
+
+static void rule_of(const td_program *p, const td_node *n, td_place_rule *rule)
+{
+    memset(rule, 0, sizeof *rule);
+    if (n->op->place) n->op->place(p, n, rule);
+}
+
+static int rule_row(uint32_t i, int rows) { return (int)i < rows ? (int)i : rows - 1; }
+
+/* The dimension of value v that row `labels` gives `label`; -1: none. */
+static int dim_of_label(const td_program *p, td_id v, const int8_t *labels, int8_t label)
+{
+    for (int d = 0; d < p->values[v].shape.rank; d++)
+        if (labels[d] == label) return d;
+    return -1;
+}
+
+/* What input i must be so that output 0 is `want`. */
+static td_placement input_for(const placer *pl, const td_node *n, const td_place_rule *rule, uint32_t i, td_placement want)
+{
+    td_placement place = replicated;
+    td_id v = pl->in->inputs[n->input + i];
+    for (int a = 0; a < pl->mesh->axes; a++) {
+        if (want.kind[a] != TD_SHARDED) continue;
+        int8_t label = rule->out[0][(int)want.dim[a]];
+        int d = label ? dim_of_label(pl->in, v, rule->in[rule_row(i, TD_RULE_INPUTS)], label) : -1;
+        if (d >= 0) place.kind[a] = TD_SHARDED, place.dim[a] = (int8_t)d;
+    }
+    return place;
+}
+
+/* Whether a node made on demand can be made as `want` at once; else it is made replicated and converted. */
+static bool makes_directly(const placer *pl, const td_node *n, const td_place_rule *rule, td_placement want)
+{
+    for (int a = 0; a < pl->mesh->axes; a++) {
+        if (want.kind[a] == TD_PARTIAL) return false;
+        if (want.kind[a] != TD_SHARDED) continue;
+        if (pl->in->values[n->output].shape.dim[(int)want.dim[a]] % pl->mesh->size[a]) return false;
+        if (n->inputs && !rule->out[0][(int)want.dim[a]]) return false;
+        if (n->op == &td_op_part) return false;
+    }
+    return true;
+}
+
+enum { FEW = 16 };
+
+static td_id make_deferred(placer *pl, td_id v, td_placement want, const td_node *reader)
+{
+    td_node n = *td_producer(pl->in, v);
+    td_place_rule rule;
+    rule_of(pl->in, &n, &rule);
+    if (!makes_directly(pl, &n, &rule, want)) {
+        td_id made = need(pl, v, replicated, reader);
+        return made == TD_NONE ? TD_NONE : par_convert(pl->out, made, want, reader);
+    }
+    td_id inputs[FEW];
+    if (n.inputs > FEW) return TD_NONE;
+    for (uint32_t i = 0; i < n.inputs; i++) {
+        inputs[i] = need(pl, pl->in->inputs[n.input + i], input_for(pl, &n, &rule, i, want), reader);
+        if (inputs[i] == TD_NONE) return TD_NONE;
+    }
+    td_value value = pl->in->values[v];
+    value.place = want;
+    td_node like = n;
+    like.phase = reader->phase;
+    return td_emit(pl->out, &(td_emission){ .op = n.op, .like = &like, .inputs = inputs, .input_count = (int)n.inputs,
+                                            .attr = td_node_attr(pl->in, &n), .attr_bytes = n.attr_bytes, .outputs = &value, .output_count = 1,
+                                            .after = TD_NONE });
+}
+
+/* The value of `out` that is v of `in` in placement `want`, for a reader. */
+static td_id need(placer *pl, td_id v, td_placement want, const td_node *reader)
+{
+    bool deferred = pl->deferred[pl->in->values[v].node] != 0;
+    if (!deferred && td_placement_equal(pl->out->values[pl->map[v]].place, want)) return pl->map[v];
+    uint32_t phase = phase_key(pl, v, reader->phase);
+    td_id made = find_memo(pl, v, want, phase)->made;
+    if (made != TD_NONE) return made;
+    made = deferred ? make_deferred(pl, v, want, reader) : par_convert(pl->out, pl->map[v], want, reader);
+    return remember(pl, v, want, phase, made) ? made : TD_NONE;
+}
+
+/* ---- Nodes placed where they are recorded */
+
+typedef struct decision {
+    td_placement in[FEW], out;
+} decision;
+
+static td_placement have(const placer *pl, td_id v)
+{
+    td_placement place = replicated;
+    if (!pl->deferred[pl->in->values[v].node]) return pl->out->values[pl->map[v]].place;
+    for (int a = 0; a < pl->mesh->axes; a++) place.kind[a] = TD_FREE;
+    return place;
+}
+
+/* The label that is sharded on axis a, by the first input that has one; 0: none. */
+static int8_t sharded_label(const placer *pl, const td_node *n, const td_place_rule *rule, int a)
+{
+    for (uint32_t i = 0; i < n->inputs; i++) {
+        td_placement place = have(pl, pl->in->inputs[n->input + i]);
+        if (place.kind[a] != TD_SHARDED) continue;
+        int8_t label = rule->in[rule_row(i, TD_RULE_INPUTS)][(int)place.dim[a]];
+        if (label) return label;
+    }
+    return 0;
+}
+
+static uint32_t partial_inputs(const placer *pl, const td_node *n, int a)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < n->inputs; i++) count += have(pl, pl->in->inputs[n->input + i]).kind[a] == TD_PARTIAL;
+    return count;
+}
+
+/* Placement of input i on axis a: the dimension with the sharded label, or what the rule for sums allows. */
+static void place_input(const placer *pl, const td_node *n, const td_place_rule *rule, int a, uint32_t i, int8_t label, bool *partial_used,
+                        td_placement *to)
+{
+    td_id v = pl->in->inputs[n->input + i];
+    int d = label ? dim_of_label(pl->in, v, rule->in[rule_row(i, TD_RULE_INPUTS)], label) : -1;
+    to->kind[a] = TD_REPLICATED;
+    to->dim[a] = 0;
+    if (d >= 0) {
+        to->kind[a] = TD_SHARDED;
+        to->dim[a] = (int8_t)d;
+    } else if (!label && rule->partial == TD_PARTIAL_JOINT && partial_inputs(pl, n, a)) {
+        to->kind[a] = TD_PARTIAL;
+    } else if (!label && rule->partial == TD_PARTIAL_EACH && have(pl, v).kind[a] == TD_PARTIAL && !*partial_used) {
+        to->kind[a] = TD_PARTIAL;
+        *partial_used = true;
+    }
+}
+
+static td_placement place_output(const placer *pl, const td_node *n, const td_place_rule *rule, uint32_t k, const int8_t *labels, const bool *partial)
+{
+    td_placement out = replicated;
+    for (int a = 0; a < pl->mesh->axes; a++) {
+        int d = labels[a] ? dim_of_label(pl->in, n->output + k, rule->out[rule_row(k, TD_RULE_OUTPUTS)], labels[a]) : -1;
+        if (d >= 0) {
+            out.kind[a] = TD_SHARDED;
+            out.dim[a] = (int8_t)d;
+        } else if (labels[a] || partial[a]) {
+            out.kind[a] = TD_PARTIAL;
+        }
+    }
+    return out;
+}
+
+static bool place_by_rule(placer *pl, uint32_t index)
+{
+    td_node n = pl->in->nodes[index];
+    td_place_rule rule;
+    int8_t labels[TD_MAX_AXES] = { 0 };
+    bool partial[TD_MAX_AXES] = { false };
+    if (!n.op->place && pl->mesh->axes) {
+        td_fail(pl->td, TD_ERROR_UNSUPPORTED, "%s: has no placement rule, so it cannot run on several ranks (%s:%d)", n.op->name,
+                n.file ? n.file : "?", n.line);
+        return false;
+    }
+    rule_of(pl->in, &n, &rule);
+    td_id few[FEW], *inputs = few;
+    if (n.inputs > FEW && !(inputs = td_alloc(pl->td, n.inputs * sizeof *inputs, "program"))) return false;
+    for (int a = 0; a < pl->mesh->axes; a++) labels[a] = sharded_label(pl, &n, &rule, a);
+    bool each_used[TD_MAX_AXES] = { false };
+    for (uint32_t i = 0; i < n.inputs && pl->td; i++) {
+        td_placement to = replicated;
+        for (int a = 0; a < pl->mesh->axes; a++) {
+            place_input(pl, &n, &rule, a, i, labels[a], &each_used[a], &to);
+            partial[a] = partial[a] || to.kind[a] == TD_PARTIAL;
+        }
+        inputs[i] = need(pl, pl->in->inputs[n.input + i], to, &n);
+        if (inputs[i] == TD_NONE) break;
+    }
+    td_value outputs[TD_CALL_OUTPUTS];
+    for (uint32_t k = 0; k < n.outputs; k++) {
+        outputs[k] = pl->in->values[n.output + k];
+        outputs[k].place = place_output(pl, &n, &rule, k, labels, partial);
+    }
+    td_id first = td_error(pl->td) != TD_OK
+                      ? TD_NONE
+                      : td_emit(pl->out, &(td_emission){ .op = n.op, .like = &n, .inputs = inputs, .input_count = (int)n.inputs,
+                                                         .attr = td_node_attr(pl->in, &n), .attr_bytes = n.attr_bytes, .outputs = outputs,
+                                                         .output_count = (int)n.outputs, .after = TD_NONE });
+    if (inputs != few) td_free(pl->td, inputs, n.inputs * sizeof *inputs, "program");
+    for (uint32_t k = 0; k < n.outputs; k++) pl->map[n.output + k] = first == TD_NONE ? TD_NONE : first + k;
+    return td_error(pl->td) == TD_OK;
+}
+
+static bool place_source(placer *pl, uint32_t index)
+{
+    td_node n = pl->in->nodes[index];
+    td_value value = pl->in->values[n.output];
+    if (n.op == &td_op_input && ((const td_input_attr *)td_node_attr(pl->in, &n))->rows_local)
+        for (int a = 0; a < pl->mesh->axes; a++) {
+            if (value.shape.dim[0] % pl->mesh->world) {
+                td_fail(pl->td, TD_ERROR_USAGE, "input: a batch of %lld rows cannot be divided among %d ranks (%s:%d)",
+                        (long long)value.shape.dim[0], pl->mesh->world, n.file ? n.file : "?", n.line);
+                return false;
+            }
+            value.place.kind[a] = TD_SHARDED;
+        }
+    pl->map[n.output] = td_emit(pl->out, &(td_emission){ .op = n.op, .like = &n, .attr = td_node_attr(pl->in, &n), .attr_bytes = n.attr_bytes,
+                                                         .outputs = &value, .output_count = 1, .after = TD_NONE });
+    return pl->map[n.output] != TD_NONE;
+}
+
+/* A mark becomes its input, placed as the strategy says. */
+static bool dissolve_mark(placer *pl, uint32_t index)
+{
+    td_node n = pl->in->nodes[index];
+    const td_mark_attr *m = td_node_attr(pl->in, &n);
+    const par_strategy *s = pl->a->strategy;
+    td_id v = pl->in->inputs[n.input];
+    int wanted = m->kind == TD_MARK_GRADIENT ? s->gradient : m->kind == TD_MARK_OPTIMIZER ? s->optimizer_gradient : s->accumulator;
+    td_placement place = have(pl, v);
+    for (int a = 0; a < pl->mesh->axes; a++) {
+        if (wanted != PAR_AS_IS) place.kind[a] = (int8_t)wanted;
+        if (place.kind[a] == TD_FREE) place.kind[a] = TD_REPLICATED;
+        if (wanted != PAR_AS_IS || place.kind[a] != TD_SHARDED) place.dim[a] = 0;
+    }
+    pl->map[n.output] = need(pl, v, place, &n);
+    return pl->map[n.output] != TD_NONE;
+}
+
+static bool place_effect(placer *pl, uint32_t index)
+{
+    td_node n = pl->in->nodes[index];
+    td_placement want = replicated;
+    if (n.op == &td_op_store) want = td_unit_at(pl->td, ((const td_unit_attr *)td_node_attr(pl->in, &n))->unit)->place;
+    td_id in = need(pl, pl->in->inputs[n.input], want, &n);
+    if (in == TD_NONE) return false;
+    td_emit(pl->out, &(td_emission){ .op = n.op, .like = &n, .inputs = &in, .input_count = 1, .attr = td_node_attr(pl->in, &n),
+                                     .attr_bytes = n.attr_bytes, .after = TD_NONE });
+    return td_error(pl->td) == TD_OK;
+}
+
+static bool place_node(placer *pl, uint32_t index)
+{
+    const td_node *n = &pl->in->nodes[index];
+    if (n->op == &td_op_mark) return dissolve_mark(pl, index);
+    if (n->op->flags & TD_OP_SOURCE) return place_source(pl, index);
+    if (n->op->flags & TD_OP_EFFECT) return place_effect(pl, index);
+    if (is_deferred(pl, n)) return pl->deferred[index] = 1, true;
+    return place_by_rule(pl, index);
+}
+
+static bool open_tables(placer *pl)
+{
+    uint32_t memos = 256;
+    while (memos < pl->in->value_count) memos *= 2;
+    pl->bytes = pl->in->value_count * sizeof(td_id) + pl->in->node_count;
+    pl->memory = td_alloc(pl->td, pl->bytes, "program");
+    pl->memos = td_alloc(pl->td, memos * sizeof *pl->memos, "program");
+    pl->memo_mask = memos - 1;
+    if (!pl->memory || !pl->memos) return false;
+    memset(pl->memos, 0xFF, memos * sizeof *pl->memos);
+    memset(pl->memory, 0xFF, pl->bytes);
+    pl->map = pl->memory;
+    pl->deferred = (char *)(pl->map + pl->in->value_count);
+    memset(pl->deferred, 0, pl->in->node_count);
+    return true;
+}
+
+td_program *par_place_pass(void *self, const td_program *in)
+{
+    par_attached *a = self;
+    placer pl = { .a = a, .td = in->td, .mesh = td_context_mesh(in->td), .in = in };
+    td_program *out = NULL;
+    if (open_tables(&pl) && (pl.out = td_pass_begin(in->td))) {
+        for (uint32_t n = 0; n < in->node_count; n++)
+            if (!place_node(&pl, n)) break;
+        out = td_pass_end(pl.out);
+    }
+    td_free(in->td, pl.memory, pl.bytes, "program");
+    if (pl.memos) td_free(in->td, pl.memos, (pl.memo_mask + 1) * sizeof *pl.memos, "program");
+    return out;
+}

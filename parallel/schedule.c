@@ -1,0 +1,146 @@
+/* schedule: the order in which a placed program runs, a function of the program alone.
+ *
+ *   - computation stays in the order recorded;
+ *   - a unit's gradients are packed and reduced as soon as the last of them exists;
+ *   - a unit is gathered `prefetch` units before its first reader, not earlier;
+ *   - stores come last, as recorded.
+ */
+#include "parallel/strategy.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct entry {
+    double key;
+    uint32_t node;
+} entry;
+
+typedef struct scheduler {
+    const td_program *in;
+    td_program *out;
+    td_id *map;
+    double *key;                              /* node */
+    double *first_read;                       /* node: the earliest key of a reader */
+    entry *order;
+    uint32_t *stack;                          /* nodes waiting for their inputs */
+    char *done;
+    void *memory;
+    size_t bytes;
+} scheduler;
+
+/* Small steps behind a position: what follows it at once, in this order. */
+static const double as_view = 1e-6, as_pack = 1e-5, as_reduction = 2e-5, before_reader = 1e-3;
+
+static double latest_input(const scheduler *s, const td_node *n)
+{
+    double latest = -1;
+    for (uint32_t i = 0; i < n->inputs; i++) {
+        double k = s->key[s->in->values[s->in->inputs[n->input + i]].node];
+        if (k > latest) latest = k;
+    }
+    return latest;
+}
+
+static void key_computation(scheduler *s)
+{
+    for (uint32_t i = 0; i < s->in->node_count; i++) {
+        const td_node *n = &s->in->nodes[i];
+        double position = i;
+        if (n->op->flags & TD_OP_SOURCE) position = -1;
+        if ((n->op->flags & TD_OP_VIEW) && n->inputs) position = latest_input(s, n) + as_view;
+        if (n->op == &td_op_pack) position = latest_input(s, n) + as_pack;
+        if (n->op == &par_op_all_reduce || n->op == &par_op_reduce_scatter) position = latest_input(s, n) + as_reduction;
+        s->key[i] = position;
+    }
+}
+
+/* Readers through views count as the view's. */
+static void find_first_reads(scheduler *s)
+{
+    for (uint32_t i = 0; i < s->in->node_count; i++) s->first_read[i] = s->in->node_count;
+    for (uint32_t i = s->in->node_count; i-- > 0;) {
+        const td_node *n = &s->in->nodes[i];
+        double at = n->op->flags & TD_OP_VIEW ? s->first_read[i] : s->key[i];
+        for (uint32_t k = 0; k < n->inputs; k++) {
+            uint32_t maker = s->in->values[s->in->inputs[n->input + k]].node;
+            if (at < s->first_read[maker]) s->first_read[maker] = at;
+        }
+    }
+}
+
+static int by_key(const void *a, const void *b)
+{
+    const entry *x = a, *y = b;
+    if (x->key != y->key) return x->key < y->key ? -1 : 1;
+    return x->node < y->node ? -1 : x->node > y->node;
+}
+
+/* Gathers in order of their first readers; each goes before the reader of the one `prefetch` gathers ahead. */
+static void key_gathers(scheduler *s, int prefetch)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < s->in->node_count; i++)
+        if (s->in->nodes[i].op == &par_op_all_gather) s->order[count++] = (entry){ s->first_read[i], i };
+    qsort(s->order, count, sizeof *s->order, by_key);
+    for (uint32_t i = 0; i < count; i++) {
+        const entry *ahead = &s->order[i < (uint32_t)prefetch ? 0 : i - (uint32_t)prefetch];
+        double input = latest_input(s, &s->in->nodes[s->order[i].node]), at = ahead->key - before_reader;
+        s->key[s->order[i].node] = at > input ? at : input + as_view;
+    }
+    for (uint32_t i = 0; i < s->in->node_count; i++) { /* views follow what they show */
+        const td_node *n = &s->in->nodes[i];
+        if ((n->op->flags & TD_OP_VIEW) && n->inputs) s->key[i] = latest_input(s, n) + as_view;
+    }
+}
+
+/* Emits a node after what it reads, whatever the keys say. */
+static bool emit(scheduler *s, uint32_t node)
+{
+    uint32_t depth = 0;
+    s->stack[depth++] = node;
+    while (depth) {
+        uint32_t at = s->stack[depth - 1];
+        const td_node *n = &s->in->nodes[at];
+        uint32_t waiting = depth;
+        for (uint32_t i = 0; !s->done[at] && i < n->inputs && depth == waiting; i++) {
+            uint32_t maker = s->in->values[s->in->inputs[n->input + i]].node;
+            if (!s->done[maker]) s->stack[depth++] = maker;
+        }
+        if (depth > waiting) continue;
+        depth--;
+        if (s->done[at]) continue;
+        s->done[at] = 1;
+        if (!td_copy_node(s->out, s->in, at, s->map)) return false;
+    }
+    return true;
+}
+
+td_program *par_schedule_pass(void *self, const td_program *in)
+{
+    const par_attached *a = self;
+    scheduler s = { .in = in };
+    uint32_t n = in->node_count;
+    s.bytes = n * (2 * sizeof(double) + sizeof(entry) + sizeof(uint32_t) + 1) + in->value_count * sizeof(td_id);
+    s.memory = td_alloc(in->td, s.bytes, "program");
+    if (!s.memory) return NULL;
+    s.key = s.memory;
+    s.first_read = s.key + n;
+    s.order = (entry *)(s.first_read + n);
+    s.stack = (uint32_t *)(s.order + n);
+    s.map = s.stack + n;
+    s.done = (char *)(s.map + in->value_count);
+    memset(s.done, 0, n);
+    key_computation(&s);
+    find_first_reads(&s);
+    key_gathers(&s, a->options.prefetch ? a->options.prefetch : 1);
+    for (uint32_t i = 0; i < n; i++) s.order[i] = (entry){ s.key[i], i };
+    qsort(s.order, n, sizeof *s.order, by_key);
+    td_program *out = NULL;
+    if ((s.out = td_pass_begin(in->td))) {
+        for (uint32_t i = 0; i < n; i++)
+            if (!emit(&s, s.order[i].node)) break;
+        out = td_pass_end(s.out);
+    }
+    td_free(in->td, s.memory, s.bytes, "program");
+    return out;
+}

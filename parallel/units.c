@@ -1,0 +1,106 @@
+/* Which parameters share a unit.
+ *
+ *   buckets    from the last parameter to the first, the order in which gradients appear: the first bucket 1 MiB, then
+ *              bucket_bytes each
+ *   patterns   a unit for each module that a pattern names ("h.*": h.0, h.1, ...), or, without patterns, for each module
+ *              that has parameters; what no pattern names is the root's unit, which stays gathered between forward and
+ *              backward
+ */
+#include "parallel/strategy.h"
+
+#include <string.h>
+
+enum { DEFAULT_BUCKET = 25 << 20, FIRST_BUCKET = 1 << 20 };
+
+static void choose_buckets(const par_attached *a, const td_state *states, int count, td_unit_choice *out)
+{
+    int64_t full = a->options.bucket_bytes ? a->options.bucket_bytes : DEFAULT_BUCKET;
+    int64_t room = full < FIRST_BUCKET ? full : FIRST_BUCKET, bytes = 0;
+    int unit = 0;
+    for (int i = count; i-- > 0;) {
+        int64_t own = td_shape_elements(td_state_shape(states[i])) * td_dtype_size(td_state_dtype(states[i]));
+        if (bytes && bytes + own > room) {
+            unit++;
+            bytes = 0;
+            room = full;
+        }
+        bytes += own;
+        out[i] = (td_unit_choice){ .unit = unit };
+    }
+}
+
+/* How much of `name` the pattern takes as a module's path: whole components, '*' for any part of one. 0: no match. */
+static size_t match(const char *pattern, size_t length, const char *name)
+{
+    size_t n = 0;
+    for (size_t p = 0; p < length; p++) {
+        if (pattern[p] == '*') {
+            while (name[n] && name[n] != '.' && !(p + 1 < length && name[n] == pattern[p + 1])) n++;
+        } else if (pattern[p] != name[n++]) {
+            return 0;
+        }
+    }
+    return name[n] == '.' || !name[n] ? n : 0;
+}
+
+static size_t module_length(const char *name)
+{
+    const char *dot = strrchr(name, '.');
+    return dot ? (size_t)(dot - name) : 0;
+}
+
+/* The part of `name` that is its unit's module; 0: the root's. Counts which pattern matched. */
+static size_t unit_path(const char *patterns, const char *name, uint64_t *matched)
+{
+    if (!patterns) return module_length(name);
+    int k = 0;
+    for (const char *at = patterns; *at; k++) {
+        size_t length = strcspn(at, ","), found = match(at, length, name);
+        if (found) {
+            *matched |= 1ull << k;
+            return found;
+        }
+        at += length + (at[length] == ',');
+    }
+    return 0;
+}
+
+static bool check_patterns(td_context *td, const char *patterns, uint64_t matched)
+{
+    int k = 0;
+    for (const char *at = patterns; at && *at; k++) {
+        size_t length = strcspn(at, ",");
+        if (k >= 64 || !(matched >> k & 1)) {
+            td_fail(td, TD_ERROR_USAGE, "fsdp: the unit pattern '%.*s' matches no parameter; the first one is called '%s'", (int)length, at,
+                    td_state_name(td_state_at(td, 0)));
+            return false;
+        }
+        at += length + (at[length] == ',');
+    }
+    return true;
+}
+
+static bool choose_by_name(const par_attached *a, td_context *td, const td_state *states, int count, td_unit_choice *out)
+{
+    uint64_t matched = 0;
+    int units = 0;
+    for (int i = 0; i < count; i++) {
+        const char *name = td_state_name(states[i]);
+        size_t length = unit_path(a->options.units, name, &matched);
+        out[i] = (td_unit_choice){ .unit = -1, .root = !length };
+        for (int j = 0; j < i && out[i].unit < 0; j++) {
+            const char *other = td_state_name(states[j]);
+            if (unit_path(a->options.units, other, &matched) == length && !strncmp(name, other, length)) out[i].unit = out[j].unit;
+        }
+        if (out[i].unit < 0) out[i].unit = units++;
+    }
+    return check_patterns(td, a->options.units, matched);
+}
+
+bool par_choose_units(void *self, td_context *td, const td_state *states, int count, td_unit_choice *out)
+{
+    const par_attached *a = self;
+    if (a->strategy->units == PAR_UNIT_PATTERN) return choose_by_name(a, td, states, count, out);
+    choose_buckets(a, states, count, out);
+    return true;
+}

@@ -1,0 +1,190 @@
+/* How ranks wait for one another, and how one of them stops all.
+ *
+ * A rank sleeps on the word of the one rank it lacks (a futex, which works across processes and needs no lock that a
+ * killed rank could hold), in slices short enough to see a stopped world soon. With a core for each rank it looks a few
+ * times first. Who waits past the deadline stops the world with the name of the rank that keeps it waiting.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "parallel/world.h"
+
+static const double SLICE_S = 0.05;     /* how soon a sleeping rank sees that the world was stopped */
+static const double LONGEST_SLICE_S = 1; /* more has passed: this process itself was stopped, which must not count */
+enum { YIELDS_LEAST = 4, YIELDS_MOST = 256 };
+
+double par_seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* ---- Words ------------------------------------------------------------------------------------------------ */
+
+static void futex_wake(par_word *word)
+{
+    syscall(SYS_futex, &word->value, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+/* Sleeps while the word is `value`; may wake for no reason. */
+static void futex_sleep(par_word *word, uint32_t value, double seconds)
+{
+    struct timespec t = { .tv_sec = (time_t)seconds, .tv_nsec = (long)(1e9 * (seconds - (double)(time_t)seconds)) };
+    syscall(SYS_futex, &word->value, FUTEX_WAIT, value, &t, NULL, 0);
+}
+
+/* The waiter adds itself before it looks, the writer writes before it looks for waiters: in the one order of sequentially
+ * consistent operations at least one of them sees the other. */
+void par_advance(par_word *word)
+{
+    atomic_fetch_add(&word->value, 1);
+    if (atomic_load(&word->waiters)) futex_wake(word);
+}
+
+static void wake_all(par_segment *s)
+{
+    for (int r = 0; r < s->ranks; r++) {
+        for (int slot = 0; slot < PAR_SLOTS; slot++) futex_wake(&s->area[r].arrived[slot]);
+        futex_wake(&s->area[r].posted);
+    }
+}
+
+/* ---- Stopping ----------------------------------------------------------------------------------------------- */
+
+static char *message_of(par_segment *s, int who)
+{
+    return who == PAR_LAUNCHER ? s->launcher_message : s->area[who].message;
+}
+
+const char *par_broken(const par_world *world)
+{
+    if (!world->segment) return NULL;
+    int32_t broken = atomic_load_explicit(&world->segment->broken, memory_order_acquire);
+    return broken ? message_of(world->segment, broken - 1) : NULL;
+}
+
+void par_break(par_world *world, int who, const char *format, ...)
+{
+    par_segment *s = world->segment;
+    if (!s || par_broken(world)) return;
+    va_list args;
+    va_start(args, format);
+    vsnprintf(message_of(s, who), PAR_MESSAGE_BYTES, format, args);
+    va_end(args);
+    int32_t nobody = 0;
+    atomic_compare_exchange_strong(&s->broken, &nobody, who + 1);
+    wake_all(s);
+}
+
+bool par_stopped(par_local *me)
+{
+    td_fail(me->td, TD_ERROR_PARALLEL, "%s", par_broken(me->world));
+    return false;
+}
+
+void par_end(par_world *world, int rank)
+{
+    par_area *area = &world->segment->area[rank];
+    atomic_store(&area->ended, 1);
+    for (int slot = 0; slot < PAR_SLOTS; slot++) futex_wake(&area->arrived[slot]);
+    futex_wake(&area->posted);
+}
+
+const char *par_place(const par_area *area, char to[PAR_PLACE_BYTES])
+{
+    long long step = atomic_load(&area->step) - 1, call = atomic_load(&area->call);
+    int collective = atomic_load(&area->collective);
+    if (collective && step >= 0)
+        snprintf(to, PAR_PLACE_BYTES, "%s (call %lld of step %lld)", par_collective_name(collective), call, step);
+    else if (collective)
+        snprintf(to, PAR_PLACE_BYTES, "%s (call %lld, before the first step)", par_collective_name(collective), call);
+    else if (step >= 0)
+        snprintf(to, PAR_PLACE_BYTES, "step %lld", step);
+    else
+        snprintf(to, PAR_PLACE_BYTES, "its first step");
+    return to;
+}
+
+/* ---- Waiting ------------------------------------------------------------------------------------------------ */
+
+static bool has_a_core_each(int ranks)
+{
+    cpu_set_t cores;
+    return sched_getaffinity(0, sizeof cores, &cores) == 0 && CPU_COUNT(&cores) >= ranks;
+}
+
+/* Looking pays while it finds something: twice as long after each success, half after a failure. */
+static bool look(par_local *me, const par_word *word, uint32_t target)
+{
+    if (me->yields == 0) me->yields = has_a_core_each(me->world->ranks) ? YIELDS_MOST : -1;
+    for (int i = 0; i < me->yields; i++) {
+        if (par_reached(word, target)) {
+            me->yields = 2 * me->yields < YIELDS_MOST ? 2 * me->yields : YIELDS_MOST;
+            return true;
+        }
+        sched_yield();
+    }
+    if (me->yields > YIELDS_LEAST) me->yields /= 2;
+    return false;
+}
+
+/* The deadline has passed: the rank waited for may itself wait, on another axis; follow to the one that does not. */
+static bool is_late(par_local *me, int other)
+{
+    par_segment *s = me->world->segment;
+    int waiter = me->rank, late = other;
+    for (int hops = 0; hops < s->ranks; hops++) {
+        int next = atomic_load(&s->area[late].waits_for) - 1;
+        if (next < 0) break;
+        waiter = late;
+        late = next;
+    }
+    char place[PAR_PLACE_BYTES];
+    par_break(me->world, me->rank, "rank %d did not arrive at %s within %g s", late, par_place(&s->area[waiter], place),
+              s->timeout_s);
+    return par_stopped(me);
+}
+
+static bool sleep_until(par_local *me, int other, par_word *word, uint32_t target)
+{
+    par_segment *s = me->world->segment;
+    double waited = 0, before = par_seconds();
+    for (;;) {
+        bool ended = atomic_load(&s->area[other].ended); /* read before the word: what it did last still counts */
+        uint32_t value = atomic_load(&word->value);
+        if (par_reached(word, target)) return true;
+        if (par_broken(me->world)) return par_stopped(me);
+        if (ended) {
+            char place[PAR_PLACE_BYTES];
+            par_break(me->world, me->rank, "rank %d ended before %s", other, par_place(&s->area[me->rank], place));
+            return par_stopped(me);
+        }
+        double left = s->timeout_s - waited;
+        if (left <= 0) return is_late(me, other);
+        futex_sleep(word, value, left < SLICE_S ? left : SLICE_S);
+        double now = par_seconds(), slice = now - before;
+        waited += slice < LONGEST_SLICE_S ? slice : LONGEST_SLICE_S;
+        before = now;
+    }
+}
+
+bool par_wait(par_local *me, int other, par_word *word, uint32_t target)
+{
+    if (par_reached(word, target) || look(me, word, target)) return true;
+    par_area *mine = &me->world->segment->area[me->rank];
+    atomic_store(&mine->waits_for, other + 1);
+    atomic_fetch_add(&word->waiters, 1);
+    bool arrived = sleep_until(me, other, word, target);
+    atomic_fetch_sub(&word->waiters, 1);
+    atomic_store(&mine->waits_for, 0);
+    return arrived;
+}

@@ -1,0 +1,187 @@
+/* Inside parallel/: the memory that the ranks of one machine share, and how they wait for one another.
+ *
+ * A world is one mapping: a head, an area a rank, and a staging buffer a rank and mesh axis. Threads share it as it is,
+ * processes by a file descriptor that has no name, so nothing is left behind however they end. What another rank reads
+ * is published by an atomic store after it (release and acquire), or is read and written as atomic words.
+ *
+ * A world stops once: whoever finds a failure writes the text into its own area and then claims `broken`. From then on
+ * every wait of every rank ends with that text. Every wait has a deadline and can name who it waits for, and where.
+ */
+#ifndef TANDEM_PARALLEL_WORLD_H
+#define TANDEM_PARALLEL_WORLD_H
+
+#include <stdatomic.h>
+
+#include "parallel/parallel.h"
+
+enum {
+    PAR_MAX_RANKS = 256,        /* of one machine */
+    PAR_SLOTS = TD_MAX_AXES + 1, /* what ranks meet on: a mesh axis each, and last the whole world (barriers) */
+    PAR_POSTS = 64,             /* steps of which posts are kept */
+    PAR_RECORDINGS = 32,        /* recordings of which the text is kept */
+    PAR_LINES = 4096,           /* operations kept of one recording */
+    PAR_LINE_BYTES = 104,
+    PAR_OPTIONS_BYTES = 512,
+    PAR_MESSAGE_BYTES = 1024,
+    PAR_LAUNCHER = PAR_MAX_RANKS, /* who stops a world when it is no rank */
+};
+
+/* ---- Collectives ------------------------------------------------------------------------------------------ */
+
+typedef enum par_collective {
+    PAR_NO_COLLECTIVE,
+    PAR_ALL_REDUCE,
+    PAR_REDUCE_SCATTER,
+    PAR_ALL_GATHER,
+    PAR_ALL_TO_ALL,
+    PAR_BROADCAST,
+    PAR_BARRIER,
+} par_collective;
+
+const char *par_collective_name(par_collective kind);
+
+/* Bytes one rank sends in one call, ring-optimal, q = (ranks - 1) / ranks: all_reduce 2q of its data; reduce_scatter,
+ * all_gather and all_to_all q of ranks x count elements; broadcast q of its data; rounded up to a byte. `count` as in
+ * td_transport: elements of the data (all_reduce, broadcast), else of one rank's part. */
+int64_t par_bytes_sent(par_collective kind, int ranks, int64_t count, td_dtype dtype);
+
+/* ---- What is shared --------------------------------------------------------------------------------------- */
+
+/* A count that only grows, written by one rank and waited for by others. */
+typedef struct par_word {
+    _Atomic uint32_t value;
+    _Atomic uint32_t waiters;
+} par_word;
+
+/* What a rank is about to do when it meets others; all must be about to do the same. */
+typedef struct par_meeting {
+    int64_t count, call, step;
+    int32_t kind, dtype, root;
+} par_meeting;
+
+typedef struct par_post {
+    _Atomic int64_t step;
+    _Atomic uint64_t fingerprint;
+} par_post;
+
+/* A recording's text in a rank's log. */
+typedef struct par_entry {
+    _Atomic uint64_t fingerprint; /* 0: none; written last */
+    _Atomic uint32_t offset;      /* in words */
+    _Atomic uint32_t kept;        /* lines in the log */
+    _Atomic uint32_t nodes;       /* operations recorded */
+} par_entry;
+
+/* One operation: the hash of the program up to and with it, and how a message shows it. */
+typedef struct par_line {
+    uint64_t hash;
+    char text[PAR_LINE_BYTES];
+} par_line;
+
+typedef struct par_recording {
+    char options[PAR_OPTIONS_BYTES];
+    par_line line[PAR_LINES];
+} par_recording;
+
+enum { PAR_LOG_WORDS = 2 * (int)(sizeof(par_recording) / sizeof(uint64_t)) };
+
+/* A rank's area; the rank writes it, all read it. Zero at first. */
+typedef struct par_area {
+    _Alignas(128) par_word arrived[PAR_SLOTS]; /* meetings come to, a slot */
+    par_word posted;                           /* steps posted */
+    _Atomic int32_t waits_for;                 /* rank + 1; 0: none */
+    _Atomic int32_t ended;                     /* it has ended well: it will not come to anything more */
+    _Atomic int32_t start_error;               /* errno of a process that could not be started */
+    _Atomic int32_t collective;                /* par_collective it is in */
+    _Atomic int64_t step;                      /* + 1; 0: none yet */
+    _Atomic int64_t call;                      /* collectives called in this step */
+    _Atomic int64_t calls, sent;               /* since the world opened */
+    par_meeting meeting[PAR_SLOTS][2];         /* by parity of `arrived` */
+    par_post post[PAR_POSTS];
+    par_entry entry[PAR_RECORDINGS];
+    char message[PAR_MESSAGE_BYTES];
+    _Atomic uint64_t log[PAR_LOG_WORDS];
+} par_area;
+
+typedef struct par_segment {
+    uint64_t magic;
+    int64_t bytes;
+    int64_t staging_bytes;                     /* of one rank and slot; two halves */
+    double timeout_s;
+    int32_t ranks;
+    _Atomic int32_t broken;                    /* who stopped it, + 1; 0: nobody */
+    char launcher_message[PAR_MESSAGE_BYTES];
+    par_area area[];
+} par_segment;
+
+/* ---- What a process keeps to itself ------------------------------------------------------------------------ */
+
+/* One rank that runs here. */
+typedef struct par_local {
+    par_world *world;
+    int rank;
+    td_context *td;                            /* where failures go */
+    td_mesh mesh;
+    int yields;                                /* how long to look before sleeping */
+    char options[PAR_OPTIONS_BYTES];
+    uint64_t options_hash;
+    uint32_t cursor;                           /* next free word of the log */
+    uint32_t next_entry;
+    par_recording mine, theirs;                /* to build and compare; pages nobody touches cost nothing */
+} par_local;
+
+struct par_world {
+    int ranks;
+    int first, here;                           /* ranks [first, first + here) run in this process */
+    par_segment *segment;                      /* NULL: planning only */
+    par_local *local;                          /* `here` of them; NULL: planning only, or the launcher's */
+};
+
+/* Makes the memory of a world; fd NULL: for threads, else a descriptor (close-on-exec) that processes may map. false:
+ * errno says why. */
+bool par_segment_open(par_world *world, int ranks, const par_world_options *options, int *fd);
+void par_segment_close(par_world *world);
+par_local *par_local_at(par_world *world, int rank);
+void *par_staging(const par_world *world, int rank, int slot, unsigned parity);
+
+/* ---- Stopping and waiting (wait.c) --------------------------------------------------------------------------- */
+
+/* Stops the world with this text unless it has been stopped. `who`: a rank, or PAR_LAUNCHER. */
+void par_break(par_world *world, int who, const char *format, ...) TD_PRINTF(3, 4);
+/* The text it was stopped with; NULL: it was not. */
+const char *par_broken(const par_world *world);
+/* Gives the rank's context the world's text. Returns false. */
+bool par_stopped(par_local *me);
+/* Adds one and wakes who waits. */
+void par_advance(par_word *word);
+/* Waits until `word` of rank `other` has come to `target`. false after the context has failed: the world was stopped, the
+ * other has ended, or the deadline passed (then the world is stopped). */
+bool par_wait(par_local *me, int other, par_word *word, uint32_t target);
+/* Tells others that this rank has ended well. */
+void par_end(par_world *world, int rank);
+/* "all_reduce (call 14 of step 7)", "step 7", "its first step". */
+enum { PAR_PLACE_BYTES = 96 };
+const char *par_place(const par_area *area, char to[PAR_PLACE_BYTES]);
+double par_seconds(void);                      /* monotonic */
+
+static inline bool par_reached(const par_word *word, uint32_t target)
+{
+    return (int32_t)(atomic_load_explicit(&word->value, memory_order_acquire) - target) >= 0;
+}
+
+/* ---- Transports and the side channel -------------------------------------------------------------------------- */
+
+/* Fills `out` for the rank's collectives on the axes of `mesh` (copied; NULL: one axis of all ranks). Failures go to td. The
+ * table is valid until the world closes; making it again for another context replaces it. */
+bool par_transport_local(par_world *world, int rank, td_context *td, const td_mesh *mesh, td_transport *out);
+/* The table of a world in which nothing can be sent: every call fails. */
+bool par_transport_none(par_world *world, int rank, td_context *td, td_transport *out);
+
+/* What must be equal on all ranks, as "strategy=ddp batch=144 ..."; before the first step. */
+void par_agree_options(par_world *world, int rank, const char *options);
+/* Posts the step before it runs and compares it with what others posted; for a new plan after all have. A step with any
+ * difference stops the world with the name of the first differing option or operation. false: the context has failed. */
+bool par_agree(par_world *world, int rank, td_context *td, int64_t step, const td_program *recording, uint64_t fingerprint,
+               bool is_new_plan);
+
+#endif

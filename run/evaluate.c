@@ -1,0 +1,86 @@
+/* Evaluation: one pass over a data set in TD_EVAL, padding at weight 0, sums taken over all ranks by the program itself.
+ * The mean of a metric is the sum of its sums / the sum of its weights over all batches.
+ */
+#include <string.h>
+
+#include "run/loop.h"
+
+static int record_batch(run_loop *run, const data_batch *b, run_metric metrics[RUN_METRICS])
+{
+    run_evaluation *e = &run->evaluation;
+    int count = e->measure(e->model, b, metrics);
+    if (count < 1 || count > RUN_METRICS) {
+        td_fail(run->td, TD_ERROR_USAGE, "evaluation: %d metrics, must be 1 to %d", count, RUN_METRICS);
+        return 0;
+    }
+    for (int i = 0; i < count; i++) {
+        td_keep(metrics[i].sum);
+        td_keep(metrics[i].weight);
+    }
+    return td_step(run->td) ? count : 0;
+}
+
+static bool evaluate_all(run_loop *run, data_loader *loader)
+{
+    run_evaluation *e = &run->evaluation;
+    run_metric metrics[RUN_METRICS];
+    double sum[RUN_METRICS] = { 0 }, weight[RUN_METRICS] = { 0 };
+    for (data_batch b; data_next(loader, &b);) {
+        int count = record_batch(run, &b, metrics);
+        if (!count) return false;
+        for (int i = 0; i < count; i++) {
+            sum[i] += td_item(metrics[i].sum);
+            weight[i] += td_item(metrics[i].weight);
+        }
+        e->count = count;
+    }
+    for (int i = 0; i < e->count; i++) {
+        snprintf(e->name[i], sizeof e->name[i], "%s", metrics[i].name);
+        e->value[i] = sum[i] / weight[i];
+    }
+    return !run_failed(run);
+}
+
+static void say_result(run_loop *run)
+{
+    const run_evaluation *e = &run->evaluation;
+    char text[256];
+    size_t at = 0;
+    for (int i = 0; i < e->count && at < sizeof text; i++)
+        at += (size_t)snprintf(text + at, sizeof text - at, "  %s %.4f", e->name[i], e->value[i]);
+    run_say(run, "eval at step %lld%s", (long long)td_updates(run->td), text);
+}
+
+bool run_evaluate(run_loop *run)
+{
+    run_evaluation *e = &run->evaluation;
+    if (!e->set || run_failed(run)) return !run_failed(run);
+    data_loader *loader = data_loader_open(run->td, e->set, &(data_loader_options){
+        .batch = run->batch / run->accumulate,
+        .rank = run->rank,
+        .world = run->ranks,
+        .tail = DATA_PAD,
+        .epochs = 1,
+        .threads = 1,
+        .dtype = td_float(run->td),
+    });
+    td_mode before = td_get_mode(run->td);
+    td_set_mode(run->td, TD_EVAL);
+    bool ok = loader && evaluate_all(run, loader);
+    td_set_mode(run->td, before);
+    data_loader_close(loader);
+    if (!ok) return false;
+    e->step = td_updates(run->td);
+    say_result(run);
+    return true;
+}
+
+void run_evaluate_on(run_loop *run, data_set *set, run_measure measure, void *model)
+{
+    if (!run) {
+        data_set_close(set);
+        return;
+    }
+    data_set_close(run->evaluation.set);
+    run->evaluation = (run_evaluation){ .set = set, .measure = measure, .model = model, .step = -1 };
+}

@@ -1,0 +1,240 @@
+/* The training loop: what happens between two calls of the model. */
+#include <math.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "run/loop.h"
+
+/* ---- Data and the start */
+
+void run_train_on(run_loop *run, data_set *set)
+{
+    if (!run) {
+        data_set_close(set);
+        return;
+    }
+    data_set_close(run->train);
+    run->train = set;
+    if (run_failed(run) || !set) return;
+    if (run->batch > set->count) {
+        run_fail_usage(run, "--batch %lld is more than the %lld samples of %s: give a smaller one", (long long)run->batch,
+                       (long long)set->count, set->name);
+        return;
+    }
+    run->loader = data_loader_open(run->td, set, &(data_loader_options){
+        .batch = run->batch,
+        .accumulate = run->accumulate,
+        .rank = run->rank,
+        .world = run->ranks,
+        .seed = td_seed(run->td),
+        .shuffle = true,
+        .threads = 1,
+        .dtype = td_float(run->td),
+    });
+    if (run->loader && !run->steps) run->steps = run_flags_whole(&run->flags, "epochs") * data_batches(run->loader);
+}
+
+/* Opens the last checkpoint and takes from it what comes before the first step. */
+static bool resume(run_loop *run)
+{
+    run->restore = run_restore_open(run, true);
+    if (!run->restore || !run_restore_states(run, run->restore) || !run_restore_position(run, run->restore)) return false;
+    run->saved_step = run_restore_step(run->restore);
+    run->first_loss = run_restore_first_loss(run->restore);
+    td_set_updates(run->td, run->saved_step);
+    if (!run->schedule_steps) run->schedule_steps = run_restore_schedule_steps(run->restore);
+    return true;
+}
+
+static bool start(run_loop *run)
+{
+    int64_t begin, end;
+    if (!run->loader) {
+        td_fail(run->td, TD_ERROR_USAGE, "run_next: there is no data to train on: run_train_on comes first");
+        return false;
+    }
+    /* Lays out the parameters: what is wrong with --units is known before anything is written. */
+    if (td_state_count(run->td) && !td_state_owned(td_state_at(run->td, 0), &begin, &end)) return false;
+    run->started = true;
+    if (run_flags_on(&run->flags, "resume") && !resume(run)) return false;
+    if (!run->schedule_steps) run->schedule_steps = run->steps;
+    int64_t step = td_updates(run->td);
+    if (!run_record_open(run, step)) return false;
+    run->first_step = step;
+    const char *how = run->restore ? "going on" : "training";
+    run_say(run, "%s %s: %lld parameters, %s on %d rank%s, batch %lld, steps %lld to %lld", how, run->name,
+            (long long)td_parameter_elements(run->td), run->strategy, run->ranks, run->ranks == 1 ? "" : "s",
+            (long long)run->batch, (long long)step + 1, (long long)run->steps);
+    run->mark = run_now();
+    return true;
+}
+
+bool run_next(run_loop *run, data_batch *b)
+{
+    if (!run || run_failed(run)) return false;
+    if (!run->started && !start(run)) return false;
+    bool at_boundary = run->micro == 0;
+    if (at_boundary && run->ranks == 1 && run_signal()) run->stopping = true;
+    if (at_boundary && (run->stopping || td_updates(run->td) >= run->steps)) return false;
+    if (!data_next(run->loader, b)) return false;
+    run->epoch = b->epoch + 1;
+    return true;
+}
+
+/* ---- What ranks must agree on */
+
+/* A batch with one row a rank, whose sum is above 0 where any rank's flag is set. */
+static td_tensor record_any(run_loop *run, bool flag)
+{
+    td_dtype dtype = td_float(run->td);
+    if (dtype == TD_F64) run->stop_flag.f64 = flag;
+    else run->stop_flag.f32 = flag;
+    td_tensor sum = td_sum(td_batch(run->td, "stop", dtype, TD_SHAPE(run->ranks), &run->stop_flag), TD_ALL, TD_DROP);
+    td_keep(sum);
+    return sum;
+}
+
+bool run_any(run_loop *run, bool flag)
+{
+    if (run->ranks == 1) return flag;
+    td_tensor any = record_any(run, flag);
+    return td_step(run->td) && td_item(any) > 0;
+}
+
+/* ---- One update */
+
+/* Signals reach ranks at different times: all stop behind the same update, the first that any of them knew of it. */
+static bool run_update_step(run_loop *run, opt_optimizer *opt, td_tensor *any)
+{
+    run->lr = run_rate(run, td_updates(run->td));
+    opt_step(opt, run->lr);
+    if (run->restore) { /* the optimizer's moments exist now */
+        bool whole = run_restore_finish(run, run->restore);
+        run_restore_close(run->restore);
+        run->restore = NULL;
+        if (!whole) return false;
+    }
+    if (run->ranks > 1) *any = record_any(run, run_signal() != 0);
+    return td_step(run->td);
+}
+
+static void note_time(run_loop *run)
+{
+    double seconds = run_now() - run->mark;
+    if (run->timed || run->steps == run->first_step + 1) run->trained_s += seconds, run->trained_steps++;
+    run->step_ms[run->timed++ % RUN_TIMED] = 1000 * seconds;
+    run->logged_s += seconds;
+    run->logged_steps++;
+}
+
+static bool check_numbers(run_loop *run)
+{
+    bool norm_bad = run->has_norm && !isfinite(run->grad_norm);
+    if (isfinite(run->loss) && !norm_bad) return true;
+    char kept[RUN_PATH + 64] = "";
+    int64_t last = *run->out ? run_latest(run->out) : -1;
+    if (last >= 0) snprintf(kept, sizeof kept, "; the last good checkpoint is %.900s/checkpoints/step-%lld", run->out, (long long)last);
+    td_fail(run->td, TD_ERROR_NUMBER, "step %lld: the %s is %g: stopped; TD_EAGER=1 names the operation that made it%s",
+            (long long)td_updates(run->td), isfinite(run->loss) ? "gradient's norm" : "loss",
+            isfinite(run->loss) ? run->grad_norm : run->loss, kept);
+    return false;
+}
+
+static bool is_due(int64_t step, int64_t every) { return every && step % every == 0; }
+
+/* After an update: everything that is no training. Its time does not count. */
+static void look_after(run_loop *run)
+{
+    int64_t step = td_updates(run->td);
+    bool first = step == run->first_step + 1, last = step >= run->steps || run->stopping;
+    if (step == 1) run->first_loss = run->loss;
+    if (!check_numbers(run)) return;
+    run_progress_draw(run, last);
+    if (step >= run->steps || (!last && is_due(step, run->eval_every))) run_evaluate(run);
+    if (run_failed(run)) return;
+    if (first || last || is_due(step, run->log_every) || run->evaluation.step == step) run_record_step(run);
+    if (!last && is_due(step, run->save_every)) run_save(run);
+}
+
+void run_step(run_loop *run, opt_optimizer *opt, td_tensor loss)
+{
+    if (!run || run_failed(run)) return;
+    if (!run->opt) run->opt = opt;
+    if (run->micro == 0) run->comm_before = run->world ? par_sent(run->world, run->rank, NULL) : 0;
+    td_tensor part = run->accumulate == 1 ? loss : td_scale(loss, 1.0 / (double)run->accumulate), any = { 0 };
+    td_backward(part);
+    bool last = run->micro + 1 == run->accumulate;
+    if (!(last ? run_update_step(run, opt, &any) : td_step(run->td))) return;
+    run->loss_sum += td_item(part);
+    run->micro++;
+    if (!last) return;
+    run->loss = run->loss_sum;
+    run->grad_norm = run->has_norm ? td_item(opt_gradient_norm(opt)) : (double)NAN;
+    if (run->ranks > 1) run->stopping = td_item(any) > 0;
+    if (run_failed(run)) return;
+    run->loss_sum = 0;
+    run->micro = 0;
+    note_time(run);
+    if (run->world) run->comm_bytes = par_sent(run->world, run->rank, NULL) - run->comm_before;
+    look_after(run);
+    run->mark = run_now();
+}
+
+/* ---- The end */
+
+static void finish(run_loop *run)
+{
+    int64_t step = td_updates(run->td);
+    bool stopped = run->stopping && step < run->steps;
+    bool trained = run->started && step > run->first_step;
+    if (!stopped && run->evaluation.step != step) run_evaluate(run);
+    if (trained && !run_save(run)) return;
+    run_record_close(run);
+    if (run_failed(run) || !run->started) return;
+    if (stopped && !*run->out) run_say(run, "stopped by a signal after step %lld; nothing is saved without --out", (long long)step);
+    else if (stopped) run_say(run, "stopped by a signal after step %lld, saved: --resume --out %s goes on", (long long)step, run->out);
+    else if (!trained) run_say(run, "nothing to do: step %lld of %lld is done; a larger --steps goes on", (long long)step, (long long)run->steps);
+    if (trained && !stopped) run_plot(run);
+    run_record_summary(run, "train", trained);
+    if (!run_failed(run) && *run->out && trained) run_say(run, "checkpoint: %s/checkpoints/step-%lld", run->out, (long long)step);
+}
+
+static void print_error(const run_loop *run)
+{
+    const char *text = *run->usage ? run->usage : td_error_text(run->td);
+    if (run->world && par_launched()) par_fail_world(run->world, run->rank, text); /* the launcher prints one for all ranks */
+    else fprintf(stderr, "%s: %s\n", run->name, text);
+}
+
+static void release(run_loop *run)
+{
+    run_restore_close(run->restore);
+    data_loader_close(run->loader);
+    data_set_close(run->train);
+    data_set_close(run->evaluation.set);
+    opt_close(run->opt);
+    td_close(run->td);
+    if (run->world) par_world_close(run->world);
+    run_flags_free(&run->flags);
+    free(run);
+}
+
+int run_close(run_loop *run)
+{
+    if (!run) {
+        fprintf(stderr, "out of memory for a run\n");
+        return 1;
+    }
+    if (!run_failed(run) && run->flags.command == RUN_TRAIN) finish(run);
+    int status = run->status;
+    if (run_failed(run) && !run->ended) {
+        run_record_close(run);
+        run_progress_end(run);
+        print_error(run);
+        status = *run->usage || (!run->started && td_error(run->td) == TD_ERROR_USAGE) ? 2 : 1;
+    }
+    release(run);
+    run_signals_release();
+    return status;
+}

@@ -1,0 +1,90 @@
+/* A reference binary: one run_model gives it train, eval, bench and plan. */
+#include <string.h>
+
+#include "run/loop.h"
+
+static const struct {
+    const char *name;
+    unsigned command;
+    const char *split;            /* of the data the model is made for */
+    const char *help;
+} commands[] = {
+    { "train", RUN_TRAIN, "train", "train a model, or go on with one (--resume)" },
+    { "eval", RUN_EVAL, "test", "evaluate the last checkpoint of a run" },
+    { "bench", RUN_BENCH, "random", "time training steps on made-up data" },
+    { "plan", RUN_PLAN, "random", "what one rank would hold, compute and send; runs nothing" },
+};
+enum { COMMANDS = sizeof commands / sizeof *commands };
+
+static void print_usage(FILE *to, const run_model *model)
+{
+    const char *name = model->defaults.name;
+    fprintf(to, "%s\n\nusage: %s COMMAND [flags]\n\n", model->about, name);
+    for (int i = 0; i < COMMANDS; i++) fprintf(to, "  %-8s %s\n", commands[i].name, commands[i].help);
+    fprintf(to, "\n'%s COMMAND --help' lists the flags of one.\n", name);
+}
+
+static void run_eval(run_loop *run)
+{
+    run_restore *restore = run_failed(run) ? NULL : run_restore_open(run, false);
+    if (restore && run_restore_finish(run, restore)) {
+        td_set_updates(run->td, run_restore_step(restore));
+        if (!run->evaluation.set && !run_failed(run)) td_fail(run->td, TD_ERROR_DATA, "%s has no data to evaluate on", run_data(run));
+        if (run_evaluate(run)) run_record_summary(run, "eval", false);
+    }
+    run_restore_close(restore);
+}
+
+static void run_train(run_loop *run, const run_model *model, void *object)
+{
+    data_set *test = run_failed(run) ? NULL : model->data(run, "test");
+    if (test) run_evaluate_on(run, test, model->measure, object);
+    for (data_batch b; run_next(run, &b);) run_step(run, run->opt, model->loss(object, &b));
+}
+
+/* Data, model and optimizer, whichever the command needs; NULL after an error. */
+static void *make(run_loop *run, const run_model *model, int command)
+{
+    if (run_failed(run)) return NULL;
+    td_module root = td_root(run->td);
+    data_set *set = model->data(run, commands[command].split);
+    if (!set && !run_failed(run)) td_fail(run->td, TD_ERROR_DATA, "%s has no %s data", run_data(run), commands[command].split);
+    void *object = set && !run_failed(run) ? model->make(run, root, set) : NULL;
+    if (commands[command].command == RUN_EVAL) {
+        run_evaluate_on(run, set, model->measure, object);
+        return object;
+    }
+    if (object) run_optimizer(run, root);
+    run_train_on(run, set);
+    return object;
+}
+
+static int run_command(int argc, char **argv, const run_model *model, int command)
+{
+    unsigned kind = commands[command].command;
+    run_loop *run = run_open_command(kind, commands[command].name, &argc, &argv, &model->defaults, model->about);
+    if (!run) return run_close(run);
+    if (kind == RUN_PLAN) run_attach_none(run, run->ranks);
+    void *object = make(run, model, command);
+    if (object && kind == RUN_TRAIN) run_train(run, model, object);
+    if (object && kind == RUN_EVAL) run_eval(run);
+    if (object && kind == RUN_BENCH) run_bench(run, model, object);
+    if (object && kind == RUN_PLAN) run_plan(run, model, object);
+    int status = run_close(run);
+    if (object && model->free) model->free(object);
+    return status;
+}
+
+int run_main(int argc, char **argv, const run_model *model)
+{
+    const char *name = model->defaults.name, *command = argc > 1 ? argv[1] : "";
+    if (!strcmp(command, "--help") || !strcmp(command, "-h")) {
+        print_usage(stdout, model);
+        return 0;
+    }
+    for (int i = 0; i < COMMANDS; i++)
+        if (!strcmp(command, commands[i].name)) return run_command(argc, argv, model, i);
+    if (*command) fprintf(stderr, "%s: '%.40s' is no command: it is train, eval, bench or plan; see '%s --help'\n", name, command, name);
+    else fprintf(stderr, "%s: a command comes first: train, eval, bench or plan; see '%s --help'\n", name, name);
+    return 2;
+}

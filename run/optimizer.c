@@ -1,0 +1,33 @@
+/* Optimizers and schedules as flags describe them. */
+#include <string.h>
+
+#include "run/loop.h"
+
+opt_optimizer *run_optimizer(run_loop *run, td_module root)
+{
+    if (!run || run_failed(run) || run->opt) return run ? run->opt : NULL;
+    const char *kind = run_flag_text(run, "optimizer");
+    double decay = run_flag_number(run, "decay"), clip = run_flag_number(run, "clip");
+    bool track = run->flags.command == RUN_TRAIN; /* for metrics.jsonl */
+    if (kind && !strcmp(kind, "sgd"))
+        run->opt = opt_sgd(root, &(opt_sgd_options){ .momentum = run_flag_number(run, "momentum"), .decay = decay,
+                                                     .max_norm = clip, .track_norm = track });
+    else if (kind && !strcmp(kind, "adam"))
+        run->opt = opt_adam(root, &(opt_adam_options){ .decay = decay, .max_norm = clip, .track_norm = track });
+    else
+        run->opt = opt_adamw(root, &(opt_adamw_options){ .decay = decay, .max_norm = clip, .track_norm = track });
+    run->has_norm = run->opt && (track || clip > 0);
+    return run->opt;
+}
+
+double run_rate(const run_loop *run, int64_t step)
+{
+    const char *kind = run_flags_text(&run->flags, "schedule");
+    opt_schedule schedule = {
+        .kind = !strcmp(kind, "linear") ? OPT_LINEAR : !strcmp(kind, "cosine") ? OPT_COSINE : OPT_CONSTANT,
+        .rate = run_flags_number(&run->flags, "lr"),
+        .warmup = run_flags_whole(&run->flags, "warmup"),
+        .steps = run->schedule_steps,
+    };
+    return opt_rate(&schedule, step);
+}

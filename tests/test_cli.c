@@ -1,0 +1,428 @@
+/* The command line as a user meets it: build/bin/mlp on small IDX files. Every mistake gives one clear line and the right
+ * exit status, and what was saved before is still there.
+ * Timeout: 600 s
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <sys/ioctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "core/json.h"
+#include "tests/check.h"
+
+/* ---- Running a command ------------------------------------------------------------------------------------ */
+
+/* stdout and stderr of the last command. */
+static char out_text[1 << 16], err_text[1 << 14];
+
+static void read_text(const char *path, char *to, size_t room)
+{
+    FILE *from = fopen(path, "r");
+    ck_assert_msg(from != NULL, "%s: %s", path, strerror(errno));
+    to[fread(to, 1, room - 1, from)] = 0;
+    fclose(from);
+}
+
+/* Runs a shell command in the folder of this test; $MLP and $DATA are set. Returns its exit status. */
+static int sh(const char *format, ...) TD_PRINTF(1, 2);
+static int sh(const char *format, ...)
+{
+    char command[2048], whole[4096];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(command, sizeof command, format, arguments);
+    va_end(arguments);
+    snprintf(whole, sizeof whole, "MLP='%s/mlp'; DATA=data; { %s; } >stdout.txt 2>stderr.txt", TANDEM_BIN, command);
+    int status = system(whole);
+    read_text("stdout.txt", out_text, sizeof out_text);
+    read_text("stderr.txt", err_text, sizeof err_text);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+#define ck_assert_sh(expected, ...)                                                                       \
+    do {                                                                                                  \
+        int status_ = sh(__VA_ARGS__);                                                                    \
+        ck_assert_msg(status_ == (expected), "status %d, not %d; stderr: %s; stdout: %s", status_, (expected), err_text, out_text); \
+    } while (0)
+
+/* ---- Data ------------------------------------------------------------------------------------------------- */
+
+enum { SIDE = 4, TRAIN = 240, TEST = 60 };
+
+static void put_header(FILE *to, unsigned magic, const unsigned *sizes, int count)
+{
+    unsigned words[4] = { magic };
+    for (int i = 0; i < count; i++) words[i + 1] = sizes[i];
+    for (int i = 0; i <= count; i++)
+        for (int shift = 24; shift >= 0; shift -= 8) fputc((int)(words[i] >> shift & 255), to);
+}
+
+/* Images of class c have one bright row or column and some noise. */
+static void put_images(const char *dir, const char *prefix, unsigned count)
+{
+    char path[256];
+    snprintf(path, sizeof path, "%s/%s-images-idx3-ubyte", dir, prefix);
+    FILE *images = fopen(path, "w");
+    snprintf(path, sizeof path, "%s/%s-labels-idx1-ubyte", dir, prefix);
+    FILE *labels = fopen(path, "w");
+    ck_assert(images && labels);
+    put_header(images, 0x803, (unsigned[]){ count, SIDE, SIDE }, 3);
+    put_header(labels, 0x801, (unsigned[]){ count }, 1);
+    for (unsigned i = 0; i < count; i++) {
+        unsigned class = i % 8;
+        fputc((int)class, labels);
+        for (unsigned p = 0; p < SIDE * SIDE; p++) {
+            bool bright = class < 4 ? p / SIDE == class : p % SIDE == class - 4;
+            fputc((int)((bright ? 180 : 20) + (i * 31 + p * 17) % 40), images);
+        }
+    }
+    fclose(images);
+    fclose(labels);
+}
+
+static void enter(void)
+{
+    static bool entered;
+    if (entered) return;
+    mkdir("test_cli_files", 0777);
+    ck_assert_int_eq(chdir("test_cli_files"), 0);
+    mkdir("data", 0777);
+    put_images("data", "train", TRAIN);
+    put_images("data", "t10k", TEST);
+    entered = true;
+}
+
+/* A small model that trains in no time; what every command below begins with. */
+#define SMALL "$MLP train --data $DATA --hidden 16 --batch 24 --threads 2 --log-every 1 "
+
+/* The losses in DIR/metrics.jsonl, by step. */
+static int read_losses(const char *dir, double *losses, int room)
+{
+    char path[256];
+    snprintf(path, sizeof path, "%s/metrics.jsonl", dir);
+    FILE *from = fopen(path, "r");
+    ck_assert_ptr_nonnull(from);
+    td_context *td = open_cpu(TD_F32);
+    char *line = NULL;
+    size_t bytes = 0;
+    int count = 0;
+    while (getline(&line, &bytes, from) > 0) {
+        td_json_document *document = td_json_parse(td, line, strlen(line), path);
+        ck_assert_no_error(td);
+        const td_json *root = td_json_root(document);
+        ck_assert_int_lt(count, room);
+        ck_assert_int_eq(td_json_get(root, "step")->integer, count + 1);
+        losses[count++] = td_json_get(root, "loss")->number;
+        td_json_close(document);
+    }
+    free(line);
+    fclose(from);
+    td_close(td);
+    return count;
+}
+
+/* A number of DIR/summary.json: "params", or "accuracy" of its "eval". */
+static double summary_number(const char *path, const char *group, const char *name)
+{
+    td_context *td = open_cpu(TD_F32);
+    td_json_document *document = td_json_read(td, path);
+    ck_assert_no_error(td);
+    const td_json *object = td_json_root(document);
+    if (group) object = td_json_get(object, group);
+    const td_json *number = td_json_get(object, name);
+    ck_assert_msg(number && number->kind == TD_JSON_NUMBER, "%s has no number \"%s\"", path, name);
+    double value = number->number;
+    td_json_close(document);
+    td_close(td);
+    return value;
+}
+
+/* ---- What works ------------------------------------------------------------------------------------------- */
+
+START_TEST(test_training_leaves_its_files)
+{
+    enter();
+    ck_assert_sh(0, "rm -rf a; " SMALL "--epochs 10 --optimizer adam --lr 0.01 --out a");
+    ck_assert(summary_number("a/summary.json", "eval", "accuracy") > 0.9);
+    ck_assert(summary_number("a/summary.json", NULL, "final_loss") < summary_number("a/summary.json", NULL, "first_loss"));
+    ck_assert_double_eq(summary_number("a/summary.json", NULL, "params"), 16 * 16 + 16 + 16 * 10 + 10);
+    ck_assert_double_eq(summary_number("a/summary.json", NULL, "steps"), 100);
+    ck_assert_double_eq(summary_number("a/summary.json", NULL, "world"), 1);
+    double peak = summary_number("a/summary.json", NULL, "peak_bytes"), planned = summary_number("a/summary.json", NULL, "planned_peak_bytes");
+    ck_assert_msg(fabs(peak - planned) <= 0.01 * planned, "peak %g, planned %g", peak, planned);
+    double losses[100];
+    ck_assert_int_eq(read_losses("a", losses, 100), 100);
+    ck_assert_double_eq(losses[99], summary_number("a/summary.json", NULL, "final_loss"));
+    ck_assert_sh(0, "test -s a/config.json && test -s a/loss.gnuplot && test -s a/checkpoints/step-100/manifest.json");
+    if (sh("command -v gnuplot") == 0) ck_assert_sh(0, "test -s a/loss.png");
+}
+END_TEST
+
+START_TEST(test_eval_reads_the_checkpoint_and_its_flags)
+{
+    enter();
+    ck_assert_sh(0, "rm -rf b; " SMALL "--epochs 3 --out b && $MLP eval --out b --json");
+    ck_assert_str_has(err_text, "eval at step 30");
+    ck_assert_sh(0, "$MLP eval --out b --json >eval.json");
+    ck_assert_double_eq(summary_number("eval.json", "eval", "accuracy"), summary_number("b/summary.json", "eval", "accuracy"));
+    ck_assert_double_eq(summary_number("eval.json", "eval", "loss"), summary_number("b/summary.json", "eval", "loss"));
+}
+END_TEST
+
+START_TEST(test_json_is_all_there_is_on_stdout)
+{
+    enter();
+    ck_assert_sh(0, SMALL "--steps 5 --json >train.json && $MLP bench --hidden 16 --batch 8 --steps 3 --json >bench.json && "
+                          "$MLP plan --hidden 16 --batch 8 --json >plan.json");
+    ck_assert(summary_number("train.json", NULL, "final_loss") > 0);
+    ck_assert(summary_number("bench.json", NULL, "step_ms") > 0);
+    ck_assert(summary_number("plan.json", NULL, "planned_peak_bytes") > 0);
+}
+END_TEST
+
+START_TEST(test_ranks_and_accumulation_follow_one_curve)
+{
+    enter();
+    double one[8], other[8];
+    ck_assert_sh(0, "rm -rf one; " SMALL "--dtype f64 --dropout 0.2 --clip 1 --steps 8 --out one");
+    ck_assert_int_eq(read_losses("one", one, 8), 8);
+    static const char *const ways[] = { "--ranks 2", "--ranks 2 --strategy fsdp --accumulate 2", "--ranks 3 --accumulate 2" };
+    for (int i = 0; i < 3; i++) {
+        ck_assert_sh(0, "rm -rf other; " SMALL "--dtype f64 --dropout 0.2 --clip 1 --steps 8 --out other %s", ways[i]);
+        ck_assert_int_eq(read_losses("other", other, 8), 8);
+        ck_assert_near(other, one, 8, 1e-10); /* sums in another order */
+    }
+}
+END_TEST
+
+START_TEST(test_a_checkpoint_goes_on_in_any_world)
+{
+    enter();
+    double whole[9], parts[9];
+    ck_assert_sh(0, "rm -rf whole parts; " SMALL "--dtype f64 --steps 9 --out whole");
+    ck_assert_sh(0, SMALL "--dtype f64 --steps 3 --out parts --ranks 3 --strategy fsdp");
+    ck_assert_sh(0, "$MLP train --resume --out parts --steps 6 --ranks 2 --strategy ddp");
+    ck_assert_sh(0, "$MLP train --resume --out parts --steps 9 --ranks 1 --strategy single");
+    ck_assert_int_eq(read_losses("whole", whole, 9), 9);
+    ck_assert_int_eq(read_losses("parts", parts, 9), 9);
+    ck_assert_near(parts, whole, 9, 1e-10);
+}
+END_TEST
+
+START_TEST(test_killed_at_any_point_it_resumes_to_the_bit)
+{
+    enter();
+    static double whole[600], parts[600];
+    const char *flags = "--dropout 0.1 --accumulate 2 --steps 600 --save-every 7 --seed 4";
+    ck_assert_sh(0, "rm -rf whole parts; " SMALL "%s --out whole", flags);
+    ck_assert_sh(0, SMALL "%s --out parts & pid=$!; until ls parts/checkpoints/step-*/manifest.json >/dev/null 2>&1; do sleep 0.01; done; "
+                        "sleep 0.1; kill -9 $pid; wait $pid; test $? -eq 137", flags);
+    ck_assert_sh(0, "$MLP train --resume --out parts");
+    ck_assert_int_eq(read_losses("whole", whole, 600), 600);
+    ck_assert_int_eq(read_losses("parts", parts, 600), 600);
+    ck_assert_near(parts, whole, 600, 0);
+}
+END_TEST
+
+START_TEST(test_a_signal_saves_and_ends_well)
+{
+    enter();
+    static const char *const ways[] = { "", "--ranks 2" };
+    for (int i = 0; i < 2; i++) {
+        ck_assert_sh(0, "rm -rf stopped; " SMALL "--steps 1000000 --out stopped %s & pid=$!; "
+                        "while ! test -s stopped/metrics.jsonl; do sleep 0.01; done; sleep 0.2; kill -TERM $pid; wait $pid", ways[i]);
+        ck_assert_str_has(out_text, "stopped by a signal after step");
+        ck_assert_sh(0, "ls stopped/checkpoints/step-*/manifest.json");
+    }
+}
+END_TEST
+
+START_TEST(test_help_lists_the_flags_of_a_command)
+{
+    enter();
+    ck_assert_sh(0, "$MLP train --help");
+    ck_assert_str_has(out_text, "--save-every N");
+    ck_assert_str_has(out_text, "--hidden N,N,...");
+    ck_assert_sh(0, "$MLP plan --help");
+    ck_assert_str_has(out_text, "--world N");
+    ck_assert_msg(!strstr(out_text, "--resume"), "plan has no --resume");
+    ck_assert_sh(0, "$MLP --help");
+}
+END_TEST
+
+/* On a terminal one line is redrawn and fits its width. */
+START_TEST(test_progress_fits_the_terminal)
+{
+    enter();
+    int terminal = posix_openpt(O_RDWR | O_NOCTTY);
+    if (terminal < 0) SKIP("no pseudo terminal can be had here");
+    ck_assert_int_eq(grantpt(terminal) | unlockpt(terminal), 0);
+    struct winsize size = { .ws_row = 24, .ws_col = 60 };
+    ck_assert_int_eq(ioctl(terminal, TIOCSWINSZ, &size), 0);
+    int other = open(ptsname(terminal), O_RDWR | O_NOCTTY); /* so that the end of the program does not hang up */
+    char command[512];
+    snprintf(command, sizeof command, "MLP='%s/mlp'; DATA=data; " SMALL "--steps 400 >'%s' 2>&1", TANDEM_BIN, ptsname(terminal));
+    pid_t child = fork();
+    if (child == 0) {
+        execl("/bin/sh", "sh", "-c", command, (char *)NULL);
+        _exit(127);
+    }
+    static char text[1 << 16];
+    size_t bytes = 0;
+    while (bytes < sizeof text - 1 && !memmem(text, bytes, "400/400", 7)) {
+        ssize_t n = read(terminal, text + bytes, sizeof text - 1 - bytes);
+        if (n <= 0) break;
+        bytes += (size_t)n;
+    }
+    text[bytes] = 0;
+    int status;
+    kill(child, SIGCONT);
+    fcntl(terminal, F_SETFL, O_NONBLOCK);
+    while (waitpid(child, &status, WNOHANG) == 0) {
+        char rest[512];
+        if (read(terminal, rest, sizeof rest) <= 0) usleep(1000);
+    }
+    close(other);
+    close(terminal);
+    ck_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    ck_assert_str_has(text, "items/s");
+    for (char *line = strstr(text, "\r\033[K"); line; line = strstr(line + 4, "\r\033[K")) {
+        size_t width = strcspn(line + 4, "\r\n");
+        ck_assert_msg(width < 60 || line[4 + width] == '\n', "a line of %zu columns", width);
+    }
+}
+END_TEST
+
+/* ---- What does not ---------------------------------------------------------------------------------------- */
+
+typedef struct mistake {
+    int status;
+    const char *command;
+    const char *says;             /* part of the one line on stderr */
+} mistake;
+
+static void check_mistakes(const mistake *m, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        int status = sh("%s", m[i].command);
+        ck_assert_msg(status == m[i].status, "%s: status %d, not %d: %s", m[i].command, status, m[i].status, err_text);
+        ck_assert_msg(strstr(err_text, m[i].says) != NULL, "%s: \"%s\" does not say \"%s\"", m[i].command, err_text, m[i].says);
+        char *end = strchr(err_text, '\n');
+        ck_assert_msg(end && !end[1], "%s: not one line: \"%s\"", m[i].command, err_text);
+    }
+}
+#define CHECK_MISTAKES(...) \
+    check_mistakes((const mistake[]){ __VA_ARGS__ }, sizeof((const mistake[]){ __VA_ARGS__ }) / sizeof(mistake))
+
+START_TEST(test_wrong_usage_is_one_line_and_status_2)
+{
+    enter();
+    CHECK_MISTAKES(
+        { 2, "$MLP", "a command comes first" },
+        { 2, "$MLP tarin", "'tarin' is no command" },
+        { 2, "$MLP train --data $DATA --stpes 3", "did you mean --steps?" },
+        { 2, "$MLP train --data $DATA --steps", "--steps needs a value" },
+        { 2, "$MLP train --data $DATA --batch 0", "--batch takes a whole number of at least 1" },
+        { 2, "$MLP train --data $DATA --batch -8", "not '-8'" },
+        { 2, "$MLP train --data $DATA --lr zero", "--lr takes a number above 0, not 'zero'" },
+        { 2, "$MLP train --data $DATA --lr=-1", "not '-1'" },
+        { 2, "$MLP train --data $DATA --epochs 1.5", "not '1.5'" },
+        { 2, "$MLP train --data $DATA --ranks 1000", "at most 256" },
+        { 2, "$MLP train --data $DATA --dtype f31", "--dtype takes one of f32|bf16|f16|fp8|f64" },
+        { 2, "$MLP train --data $DATA more", "'more' stands where a flag should" },
+        { 2, "$MLP train --data $DATA --steps 1 --epochs 1", "give one of them" },
+        { 2, "$MLP train --data $DATA --resume", "--resume needs --out" },
+        { 2, "$MLP train", "--data is needed" },
+        { 2, "$MLP eval", "eval needs --out" },
+        { 2, "$MLP train --data $DATA --batch 10 --accumulate 3", "9 or 12 would" },
+        { 2, "$MLP train --data $DATA --batch 10 --ranks 4", "8 or 12 would" },
+        { 2, "$MLP train --data $DATA --batch 2 --ranks 2 --accumulate 2", "4 would" },
+        { 2, "$MLP train --data $DATA --batch 241", "more than the 240 samples" },
+        { 2, "$MLP train --data $DATA --batch 242 --ranks 2", "more than the 240 samples" },
+        { 2, "$MLP train --data $DATA --strategy zero9", "zero9" },
+        { 2, "$MLP train --data $DATA --batch 24 --ranks 2 --strategy single", "single" },
+        { 2, "$MLP train --data $DATA --batch 24 --ranks 2 --strategy fsdp --units 'layer.*'", "layer.*" },
+        { 2, "$MLP train --config no-such.json", "no-such.json" },
+        { 2, "echo '{\"bacth\": 3}' >bad.json; $MLP train --config bad.json", "bad.json: unknown flag --bacth" },
+        { 2, "echo '{\"batch\": ' >bad.json; $MLP train --config bad.json", "bad.json" });
+}
+END_TEST
+
+START_TEST(test_data_that_is_wrong_is_named)
+{
+    enter();
+    ck_assert_sh(0, "rm -rf bad; mkdir bad; for d in gzip magic counts short; do mkdir bad/$d; cp data/* bad/$d; done; "
+                    "gzip -9 bad/gzip/train-images-idx3-ubyte && truncate -s -40 bad/gzip/train-images-idx3-ubyte.gz; "
+                    "printf '\\0\\0\\11\\3' | dd of=bad/magic/train-images-idx3-ubyte conv=notrunc status=none; "
+                    "cp data/t10k-labels-idx1-ubyte bad/counts/train-labels-idx1-ubyte; truncate -s -1 bad/short/train-images-idx3-ubyte; "
+                    "echo '1,2,x' >bad/words.csv; printf '1,2,0\\n1,0\\n' >bad/ragged.csv");
+    CHECK_MISTAKES(
+        { 1, "$MLP train --data nowhere", "nowhere: No such file or directory" },
+        { 1, "$MLP train --data bad", "bad/train-images-idx3-ubyte" },
+        { 1, "$MLP train --data bad/gzip", "bad/gzip/train-images-idx3-ubyte.gz" },
+        { 1, "$MLP train --data bad/magic", "bad/magic/train-images-idx3-ubyte" },
+        { 1, "$MLP train --data bad/counts", "bad/counts" },
+        { 1, "$MLP train --data bad/short", "bad/short/train-images-idx3-ubyte" },
+        { 1, "$MLP train --data bad/words.csv", "words.csv" },
+        { 1, "$MLP train --data bad/ragged.csv", "ragged.csv" },
+        { 1, "$MLP train --data nowhere --batch 24 --ranks 2", "nowhere: No such file or directory" },
+        { 1, "$MLP train --data $DATA --device cuda", "no CUDA device" },
+        { 1, "$MLP train --data $DATA --batch 24 --ranks 2 --device cuda", "no CUDA device" },
+        { 1, "$MLP train --data $DATA --dtype f16", "f16" });
+}
+END_TEST
+
+START_TEST(test_output_that_cannot_be_written_is_named)
+{
+    enter();
+    ck_assert_sh(0, "rm -rf full; " SMALL "--steps 3 --out full");
+    CHECK_MISTAKES(
+        { 1, SMALL "--steps 3 --out /dev/null/x >/dev/null", "/dev/null" },
+        { 1, "$MLP plan --hidden 16 --batch 8 --json >/dev/full", "stdout" },
+        /* 8 blocks of 512 bytes hold the lines but no checkpoint */
+        { 1, "(ulimit -f 8; $MLP train --resume --out full --steps 6 >/dev/null)", "full/checkpoints" });
+    ck_assert_sh(0, "$MLP eval --out full && test ! -e full/checkpoints/.step-6");
+    ck_assert_str_has(out_text, "eval at step 3");
+}
+END_TEST
+
+START_TEST(test_a_checkpoint_that_does_not_fit_is_refused)
+{
+    enter();
+    ck_assert_sh(0, "rm -rf c d; " SMALL "--steps 3 --out c && cp -r c d && truncate -s 200 d/checkpoints/step-3/rank-0.safetensors && "
+                    "rm -rf e && cp -r c e && sed -i 's/\"mlp\"/\"gpt\"/' e/checkpoints/step-3/manifest.json");
+    CHECK_MISTAKES(
+        { 1, "$MLP train --resume --out c --hidden 8 --steps 6 >/dev/null", "'net.0.weight' has shape (16, 16) there and (8, 16) here" },
+        { 1, "$MLP train --resume --out c --dtype f64 --steps 6 >/dev/null", "is f32 there and f64 here" },
+        { 1, "$MLP train --resume --out c --optimizer sgd --steps 6 >/dev/null", "step-3: " },
+        { 1, "$MLP train --resume --out d --steps 6 >/dev/null", "rank-0.safetensors" },
+        { 1, "$MLP eval --out d >/dev/null", "rank-0.safetensors" },
+        { 1, "$MLP train --resume --out e --steps 6 >/dev/null", "checkpoint of the model 'gpt', this is 'mlp'" },
+        { 1, "$MLP train --resume --out none --data $DATA >/dev/null", "none/checkpoints holds no complete checkpoint" });
+    ck_assert_sh(0, "$MLP train --resume --out c --steps 6");
+}
+END_TEST
+
+START_TEST(test_nan_stops_and_keeps_the_last_good_checkpoint)
+{
+    enter();
+    ck_assert_sh(0, "rm -rf nan; " SMALL "--steps 2 --optimizer sgd --out nan");
+    CHECK_MISTAKES({ 1, "$MLP train --resume --out nan --steps 40 --lr 1e30 --save-every 100 >/dev/null", "TD_EAGER=1 names the operation" });
+    ck_assert_str_has(err_text, "step ");
+    ck_assert_str_has(err_text, "nan/checkpoints/step-2");
+    ck_assert_sh(0, "ls nan/checkpoints");
+    ck_assert_str_eq(out_text, "step-2\n");
+}
+END_TEST
+
+TESTS("cli", test_training_leaves_its_files, test_eval_reads_the_checkpoint_and_its_flags, test_json_is_all_there_is_on_stdout,
+      test_ranks_and_accumulation_follow_one_curve, test_a_checkpoint_goes_on_in_any_world,
+      test_killed_at_any_point_it_resumes_to_the_bit, test_a_signal_saves_and_ends_well, test_help_lists_the_flags_of_a_command,
+      test_progress_fits_the_terminal, test_wrong_usage_is_one_line_and_status_2, test_data_that_is_wrong_is_named,
+      test_output_that_cannot_be_written_is_named, test_a_checkpoint_that_does_not_fit_is_refused,
+      test_nan_stops_and_keeps_the_last_good_checkpoint)

@@ -1,0 +1,197 @@
+/* Layers: names, shapes and initial values of their parameters, what apply computes, errors on the caller's line. */
+#include <tandem/nn.h>
+
+#include "tests/check.h"
+
+/* ---- linear --------------------------------------------------------------------------------------------- */
+
+START_TEST(test_linear_is_x_times_weight_transposed_plus_bias)
+{
+    const double x[] = { 1, 2, 3, -1, 0.5, 4 }, w[] = { 1, 0, -1, 2, 2, 2, 0.5, -3, 1, 0, 0, 10 };
+    const double b[] = { 0.25, -1, 0, 100 };
+    const double y[] = { -1.75, 11, -2.5, 130, -4.75, 6, 2, 140 };
+    td_context *td = open_cpu(TD_F64);
+    nn_linear l = nn_linear_make(td_root(td), "out", 3, 4);
+    ck_assert(td_state_write(l.weight, 0, 12, w) && td_state_write(l.bias, 0, 4, b));
+    td_tensor in = td_input(td, "x", TD_F64, TD_SHAPE(2, 3), x);
+    ck_assert_tensor_near(nn_linear_apply(&l, in), td_input(td, "y", TD_F64, TD_SHAPE(2, 4), y), 1e-15);
+    td_close(td);
+}
+END_TEST
+
+START_TEST(test_linear_without_bias_has_a_weight_only)
+{
+    const double x[] = { 1, 2 }, w[] = { 3, 4, 5, 6 }, y[] = { 11, 17 };
+    td_context *td = open_cpu(TD_F64);
+    nn_linear l = nn_linear_make_with(td_root(td), "head", 2, 2, &(nn_linear_options){ .no_bias = true });
+    ck_assert_int_eq(td_state_count(td), 1);
+    ck_assert_str_eq(td_state_name(td_state_at(td, 0)), "head.weight");
+    ck_assert(td_state_write(l.weight, 0, 4, w));
+    td_tensor in = td_input(td, "x", TD_F64, TD_SHAPE(1, 2), x);
+    ck_assert_tensor_near(nn_linear_apply(&l, in), td_input(td, "y", TD_F64, TD_SHAPE(1, 2), y), 1e-15);
+    td_close(td);
+}
+END_TEST
+
+START_TEST(test_linear_keeps_leading_dimensions)
+{
+    td_context *td = open_cpu(TD_F64);
+    nn_linear with = nn_linear_make(td_root(td), "with", 3, 4);
+    nn_linear without = nn_linear_make_with(td_root(td), "without", 3, 4, &(nn_linear_options){ .no_bias = true });
+    td_tensor x = randn(td, 2, 5, 3);
+    ck_assert(td_shape_equal(td_shape_at(nn_linear_apply(&with, x)), TD_SHAPE(2, 5, 4)));
+    ck_assert(td_shape_equal(td_shape_at(nn_linear_apply(&without, x)), TD_SHAPE(2, 5, 4)));
+    ck_assert_no_error(td);
+    td_close(td);
+}
+END_TEST
+
+START_TEST(test_linear_starts_uniform_within_one_over_root_in)
+{
+    enum { IN = 100, OUT = 500 };
+    static double w[IN * OUT];
+    td_context *td = open_cpu(TD_F64);
+    nn_linear l = nn_linear_make(td_root(td), "l", IN, OUT);
+    ck_assert(td_state_read(l.weight, 0, IN * OUT, w));
+    double least = 0, most = 0, sum = 0, squares = 0;
+    for (int i = 0; i < IN * OUT; i++) {
+        least = fmin(least, w[i]);
+        most = fmax(most, w[i]);
+        sum += w[i];
+        squares += w[i] * w[i];
+    }
+    ck_assert(least >= -0.1 && least < -0.0999 && most < 0.1 && most > 0.0999);
+    /* Mean 0 and variance 0.01/3 within five standard deviations of their estimates from 50,000 draws. */
+    ck_assert_double_eq_tol(sum / (IN * OUT), 0, 5 * 0.1 / sqrt(3.0 * IN * OUT));
+    ck_assert_double_eq_tol(squares / (IN * OUT), 0.01 / 3, 5 * 0.01 * sqrt(4.0 / 45 / (IN * OUT)));
+    ck_assert(td_state_read(l.bias, 0, OUT, w));
+    for (int i = 0; i < OUT; i++) ck_assert(fabs(w[i]) <= 0.1);
+    ck_assert(w[0] != w[1]);
+    td_close(td);
+}
+END_TEST
+
+START_TEST(test_initial_values_depend_on_seed_and_name_alone)
+{
+    double a[12], b[12], other[12];
+    td_context *td = open_cpu(TD_F64);
+    nn_linear first = nn_linear_make(td_root(td), "l", 3, 4);
+    ck_assert(td_state_read(first.weight, 0, 12, a));
+    td_close(td);
+    td = open_cpu(TD_F64);
+    nn_linear before = nn_linear_make(td_root(td), "before", 3, 4), again = nn_linear_make(td_root(td), "l", 3, 4);
+    ck_assert(td_state_read(again.weight, 0, 12, b) && td_state_read(before.weight, 0, 12, other));
+    ck_assert_mem_eq(a, b, sizeof a);
+    ck_assert_mem_ne(a, other, sizeof a);
+    td_close(td);
+}
+END_TEST
+
+/* The regression MLP: 10-64-64-1 with dropout between, its names those of a Sequential. */
+START_TEST(test_the_regression_mlp_by_names_and_count)
+{
+    static const char *const names[] = { "net.0.weight", "net.0.bias", "net.3.weight",
+                                         "net.3.bias",   "net.6.weight", "net.6.bias" };
+    td_context *td = open_cpu(TD_F32);
+    td_module net = td_child(td_root(td), "net");
+    nn_linear_make(net, "0", 10, 64);
+    nn_dropout_make(net, "2", 0.2);
+    nn_linear_make(net, "3", 64, 64);
+    nn_dropout_make(net, "5", 0.2);
+    nn_linear_make(net, "6", 64, 1);
+    ck_assert_no_error(td);
+    ck_assert_int_eq(td_state_count(td), 6);
+    for (int i = 0; i < 6; i++) ck_assert_str_eq(td_state_name(td_state_at(td, i)), names[i]);
+    ck_assert_int_eq(td_parameter_elements(td), 4929);
+    td_close(td);
+}
+END_TEST
+
+START_TEST(test_an_error_names_layer_and_line)
+{
+    char expected[512];
+    td_context *td = open_cpu(TD_F32);
+    nn_linear l = nn_linear_make(td_root(td), "hidden", 3, 4);
+    td_tensor y = nn_linear_apply(&l, randn(td, 2, 5));
+    snprintf(expected, sizeof expected, "(%s:%d)", __FILE__, __LINE__ - 1);
+    ck_assert(td_failed(y));
+    ck_assert_str_has(td_error_text(td), "hidden");
+    ck_assert_str_has(td_error_text(td), "(2, 5)");
+    ck_assert_str_has(td_error_text(td), "(4, 3)");
+    ck_assert_str_has(td_error_text(td), expected);
+    td_close(td);
+}
+END_TEST
+
+START_TEST(test_sizes_and_probabilities_that_cannot_be_are_refused)
+{
+    char expected[512];
+    td_context *td = open_cpu(TD_F32);
+    nn_linear_make(td_root(td), "a", 0, 4);
+    snprintf(expected, sizeof expected, "nn_linear: 'a': sizes are 0 and 4, must be at least 1 (%s:%d)", __FILE__,
+             __LINE__ - 2);
+    ck_assert_str_eq(td_error_text(td), expected);
+    td_clear_error(td);
+    nn_dropout_make(td_root(td), "b", 1);
+    snprintf(expected, sizeof expected, "nn_dropout: 'b': p is 1, must be from 0 to less than 1 (%s:%d)", __FILE__,
+             __LINE__ - 2);
+    ck_assert_str_eq(td_error_text(td), expected);
+    td_clear_error(td);
+    nn_dropout_make(td_root(td), "b", NAN);
+    ck_assert_str_has(td_error_text(td), "nn_dropout: 'b': p is nan");
+    td_close(td);
+}
+END_TEST
+
+/* ---- dropout -------------------------------------------------------------------------------------------- */
+
+START_TEST(test_dropout_zeroes_a_share_and_scales_the_rest)
+{
+    enum { N = 100000 };
+    static double y[N];
+    td_context *td = open_cpu(TD_F64);
+    nn_dropout d = nn_dropout_make(td_root(td), "drop", 0.2);
+    ck_assert(td_read(nn_dropout_apply(&d, ones(td, N)), y));
+    int zeros = 0;
+    for (int i = 0; i < N; i++) {
+        ck_assert(y[i] == 0 || fabs(y[i] - 1.25) < 1e-15);
+        zeros += y[i] == 0;
+    }
+    /* Five standard deviations of a binomial of N and 0.2. */
+    ck_assert_int_lt(abs(zeros - N / 5), (int)(5 * sqrt(N * 0.2 * 0.8)));
+    td_close(td);
+}
+END_TEST
+
+START_TEST(test_dropout_gives_x_itself_in_evaluation)
+{
+    td_context *td = open_cpu(TD_F64);
+    nn_dropout d = nn_dropout_make(td_root(td), "drop", 0.2);
+    td_set_mode(td, TD_EVAL);
+    td_tensor x = randn(td, 50, 7);
+    ck_assert_tensor_near(nn_dropout_apply(&d, x), x, 0);
+    td_close(td);
+}
+END_TEST
+
+START_TEST(test_layers_draw_different_masks)
+{
+    enum { N = 1000 };
+    static double a[N], b[N];
+    td_context *td = open_cpu(TD_F64);
+    nn_dropout one = nn_dropout_make(td_root(td), "one", 0.5), two = nn_dropout_make(td_root(td), "two", 0.5);
+    td_tensor first = nn_dropout_apply(&one, ones(td, N)), second = nn_dropout_apply(&two, ones(td, N));
+    ck_assert(td_read(first, a) && td_read(second, b));
+    int same = 0;
+    for (int i = 0; i < N; i++) same += a[i] == b[i];
+    ck_assert_int_lt(abs(same - N / 2), (int)(5 * sqrt(N * 0.25)));
+    td_close(td);
+}
+END_TEST
+
+TESTS("nn", test_linear_is_x_times_weight_transposed_plus_bias, test_linear_without_bias_has_a_weight_only,
+      test_linear_keeps_leading_dimensions, test_linear_starts_uniform_within_one_over_root_in,
+      test_initial_values_depend_on_seed_and_name_alone, test_the_regression_mlp_by_names_and_count,
+      test_an_error_names_layer_and_line, test_sizes_and_probabilities_that_cannot_be_are_refused,
+      test_dropout_zeroes_a_share_and_scales_the_rest, test_dropout_gives_x_itself_in_evaluation,
+      test_layers_draw_different_masks)

@@ -1,0 +1,446 @@
+/* The run layer inside one process: flags, the loop, its files, checkpoints. What needs the binaries is in test_cli.c.
+ * Timeout: 300 s
+ */
+#include <dirent.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "run/flags.h"
+#include "run/loop.h"
+#include "tests/check.h"
+
+/* ---- Flags ------------------------------------------------------------------------------------------------ */
+
+static const run_flag table[] = {
+    { .name = "batch", .kind = RUN_COUNT, .standard = "128", .most = 1000, .help = "size" },
+    { .name = "steps", .kind = RUN_COUNT, .help = "updates" },
+    { .name = "hidden", .kind = RUN_COUNTS, .help = "sizes" },
+    { .name = "seed", .kind = RUN_WHOLE, .standard = "0", .help = "seed" },
+    { .name = "lr", .kind = RUN_POSITIVE, .standard = "0.001", .help = "rate" },
+    { .name = "clip", .kind = RUN_AMOUNT, .help = "norm" },
+    { .name = "dropout", .kind = RUN_FRACTION, .help = "share" },
+    { .name = "device", .kind = RUN_CHOICE, .choices = "cpu|cuda", .standard = "cpu", .help = "where" },
+    { .name = "resume", .kind = RUN_SWITCH, .standard = "false", .help = "go on", .commands = RUN_TRAIN },
+    { .name = "out", .kind = RUN_TEXT, .help = "directory" },
+    { .name = "help", .kind = RUN_SWITCH, .standard = "false", .help = "help" },
+    { 0 }
+};
+
+static run_flags open_flags(unsigned command)
+{
+    run_flags f = { .program = "mlp train", .command = command };
+    ck_assert_msg(run_flags_add(&f, table), "%s", f.error);
+    return f;
+}
+
+/* Parses one argument, or two where the second is not NULL; "" when it is fine, else the message. */
+static const char *parse(run_flags *f, const char *a, const char *b)
+{
+    static char error[512];
+    char *argv[] = { "mlp", (char *)a, (char *)b, NULL };
+    int argc = b ? 3 : 2;
+    snprintf(error, sizeof error, "%s", run_flags_parse(f, &argc, argv) ? "" : f->error);
+    return error;
+}
+
+START_TEST(test_flags_take_both_forms)
+{
+    run_flags f = open_flags(RUN_TRAIN);
+    ck_assert_int_eq(run_flags_whole(&f, "batch"), 128);
+    ck_assert_str_eq(parse(&f, "--batch", "16"), "");
+    ck_assert_int_eq(run_flags_whole(&f, "batch"), 16);
+    ck_assert_str_eq(parse(&f, "--batch=32", NULL), "");
+    ck_assert_int_eq(run_flags_whole(&f, "batch"), 32);
+    ck_assert_str_eq(parse(&f, "--lr=3e-4", NULL), "");
+    ck_assert_double_eq(run_flags_number(&f, "lr"), 3e-4);
+    ck_assert_str_eq(parse(&f, "--resume", NULL), "");
+    ck_assert(run_flags_on(&f, "resume"));
+    ck_assert_ptr_null(run_flags_text(&f, "steps"));
+    run_flags_free(&f);
+}
+END_TEST
+
+START_TEST(test_wrong_values_say_what_is_right)
+{
+    static const struct { const char *flag, *value, *message; } cases[] = {
+        { "--batch", "0", "--batch takes a whole number of at least 1, at most 1000, not '0'" },
+        { "--batch", "-4", "--batch takes a whole number of at least 1, at most 1000, not '-4'" },
+        { "--batch", "1001", "--batch takes a whole number of at least 1, at most 1000, not '1001'" },
+        { "--batch", "12x", "--batch takes a whole number of at least 1, at most 1000, not '12x'" },
+        { "--batch", "1.5", "--batch takes a whole number of at least 1, at most 1000, not '1.5'" },
+        { "--batch", "99999999999999999999", "--batch takes a whole number of at least 1, at most 1000, not '99999999999999999999'" },
+        { "--steps", "many", "--steps takes a whole number of at least 1, not 'many'" },
+        { "--steps", " 3", "--steps takes a whole number of at least 1, not ' 3'" },
+        { "--seed", "-1", "--seed takes a whole number of at least 0, not '-1'" },
+        { "--lr", "0", "--lr takes a number above 0, not '0'" },
+        { "--lr", "nan", "--lr takes a number above 0, not 'nan'" },
+        { "--lr", "inf", "--lr takes a number above 0, not 'inf'" },
+        { "--clip", "-0.5", "--clip takes a number of at least 0, not '-0.5'" },
+        { "--dropout", "1", "--dropout takes a number from 0 to below 1, not '1'" },
+        { "--hidden", "8,", "--hidden takes whole numbers of at least 1 with commas between them, as 1024,1024, not '8,'" },
+        { "--hidden", "8,0", "--hidden takes whole numbers of at least 1 with commas between them, as 1024,1024, not '8,0'" },
+        { "--device", "gpu", "--device takes one of cpu|cuda, not 'gpu'" },
+        { "--device", "cpu|cuda", "--device takes one of cpu|cuda, not 'cpu|cuda'" },
+        { "--out", "", "--out takes a text that is not empty, not ''" },
+        { "--resume=maybe", NULL, "--resume takes no value, not 'maybe': write --resume alone" },
+        { "--steps", NULL, "--steps needs a value behind it: a whole number of at least 1" },
+        { "--steps", "--batch", "--steps needs a value behind it: a whole number of at least 1" },
+        { "--device", NULL, "--device needs a value behind it: cpu|cuda" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        run_flags f = open_flags(RUN_TRAIN);
+        ck_assert_str_eq(parse(&f, cases[i].flag, cases[i].value), cases[i].message);
+        run_flags_free(&f);
+    }
+}
+END_TEST
+
+START_TEST(test_unknown_flags_suggest_the_nearest)
+{
+    run_flags f = open_flags(RUN_TRAIN);
+    ck_assert_str_eq(parse(&f, "--stpes", "3"), "unknown flag --stpes: did you mean --steps?");
+    ck_assert_str_eq(parse(&f, "--batchsize", "3"), "unknown flag --batchsize: 'mlp train --help' lists all");
+    ck_assert_str_eq(parse(&f, "--drop", "0.1"), "unknown flag --drop: did you mean --dropout?");
+    ck_assert_str_eq(parse(&f, "--zzzzzzzz", NULL), "unknown flag --zzzzzzzz: 'mlp train --help' lists all");
+    run_flags_free(&f);
+}
+END_TEST
+
+START_TEST(test_a_flag_of_another_command_is_refused)
+{
+    run_flags f = open_flags(RUN_EVAL);
+    ck_assert_str_eq(parse(&f, "--resume", NULL), "--resume is no flag of 'mlp train': leave it out, or see 'mlp train --help'");
+    run_flags_free(&f);
+}
+END_TEST
+
+/* All files of this test lie in a folder of its own. */
+static void enter_folder(void)
+{
+    static bool entered;
+    if (entered) return;
+    mkdir("test_run_files", 0777);
+    ck_assert_int_eq(chdir("test_run_files"), 0);
+    entered = true;
+}
+
+static void write_text(const char *path, const char *text)
+{
+    enter_folder();
+    FILE *to = fopen(path, "w");
+    ck_assert_ptr_nonnull(to);
+    ck_assert_int_ge(fputs(text, to), 0);
+    ck_assert_int_eq(fclose(to), 0);
+}
+
+START_TEST(test_the_command_line_wins_over_files_and_they_over_defaults)
+{
+    run_flags f = open_flags(RUN_TRAIN);
+    write_text("config-a.json", "{\"batch\": 5, \"lr\": 0.5, \"hidden\": \"7,8\", \"resume\": true}");
+    write_text("config-b.json", "{\"batch\": 6, \"lr\": 0.25, \"steps\": 9}");
+    ck_assert_str_eq(parse(&f, "--batch", "4"), "");
+    ck_assert_msg(run_flags_load(&f, "config-a.json", RUN_CONFIG), "%s", f.error);
+    ck_assert_msg(run_flags_load(&f, "config-b.json", RUN_SAVED), "%s", f.error);
+    ck_assert_int_eq(run_flags_whole(&f, "batch"), 4);
+    ck_assert_double_eq(run_flags_number(&f, "lr"), 0.5);
+    ck_assert_str_eq(run_flags_text(&f, "hidden"), "7,8");
+    ck_assert_int_eq(run_flags_whole(&f, "steps"), 9);
+    ck_assert(run_flags_on(&f, "resume"));
+    run_flags_free(&f);
+}
+END_TEST
+
+START_TEST(test_a_wrong_config_names_file_and_flag)
+{
+    static const struct { const char *text, *message; } cases[] = {
+        { "{\"bacth\": 5}", "config.json: unknown flag --bacth: did you mean --batch?" },
+        { "{\"batch\": 0}", "config.json: --batch takes a whole number of at least 1, at most 1000, not '0'" },
+        { "{\"batch\": [1]}", "config.json: \"batch\" must be a text, a number, true or false" },
+        { "[1]", "config.json: must hold one JSON object of flags" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        run_flags f = open_flags(RUN_TRAIN);
+        write_text("config.json", cases[i].text);
+        ck_assert(!run_flags_load(&f, "config.json", RUN_CONFIG));
+        ck_assert_str_eq(f.error, cases[i].message);
+        run_flags_free(&f);
+    }
+    run_flags f = open_flags(RUN_TRAIN);
+    ck_assert(!run_flags_load(&f, "no-such.json", RUN_CONFIG));
+    ck_assert_str_has(f.error, "no-such.json");
+    run_flags_free(&f);
+}
+END_TEST
+
+START_TEST(test_what_is_saved_reads_back_the_same)
+{
+    run_flags f = open_flags(RUN_TRAIN), g = open_flags(RUN_TRAIN);
+    td_context *td = open_cpu(TD_F32);
+    parse(&f, "--lr", "0.0003");
+    parse(&f, "--hidden", "5,6");
+    parse(&f, "--out", "/somewhere");
+    td_json_writer w = td_json_begin(td);
+    td_json_open_object(&w, NULL);
+    run_flags_put(&f, &w);
+    td_json_close_object(&w);
+    write_text("saved.json", td_json_text(&w));
+    td_json_end(&w);
+    ck_assert_msg(run_flags_load(&g, "saved.json", RUN_SAVED), "%s", g.error);
+    ck_assert_double_eq(run_flags_number(&g, "lr"), 0.0003);
+    ck_assert_str_eq(run_flags_text(&g, "hidden"), "5,6");
+    ck_assert_ptr_null(run_flags_text(&g, "out")); /* where a run lies is no part of it */
+    td_close(td);
+    run_flags_free(&f);
+    run_flags_free(&g);
+}
+END_TEST
+
+/* ---- The loop --------------------------------------------------------------------------------------------- */
+
+enum { SAMPLES = 40, FEATURES = 6, CLASSES = 3 };
+
+/* The same numbers for every run. */
+static float features[SAMPLES][FEATURES];
+static int32_t labels[SAMPLES];
+
+static data_set *small_set(td_context *td)
+{
+    for (int i = 0; i < SAMPLES; i++) {
+        labels[i] = i % CLASSES;
+        for (int f = 0; f < FEATURES; f++) features[i][f] = (float)check_normal((uint64_t)(i * FEATURES + f)) + (float)(labels[i] == f);
+    }
+    data_array arrays[] = {
+        { .name = "x", .dtype = TD_F32, .shape = TD_SHAPE(SAMPLES, FEATURES), .data = features },
+        { .name = "label", .dtype = TD_I32, .shape = TD_SHAPE(SAMPLES), .data = labels },
+    };
+    return data_memory(td, arrays, 2);
+}
+
+typedef struct small_model {
+    td_state hidden, out;
+} small_model;
+
+static td_tensor small_loss(const small_model *m, const data_batch *b)
+{
+    td_tensor h = td_relu(td_matmul_with(data_get(b, "x"), td_use(m->hidden), 0, 1));
+    return td_cross_entropy(td_matmul_with(td_dropout(h, 0.25), td_use(m->out), 0, 1), data_get(b, "label"));
+}
+
+static small_model make_small(td_context *td, int64_t width)
+{
+    td_module root = td_root(td);
+    return (small_model){ td_parameter(root, "hidden", TD_SHAPE(width, FEATURES), td_init_uniform(0.4)),
+                          td_parameter(root, "out", TD_SHAPE(CLASSES, width), td_init_uniform(0.4)) };
+}
+
+/* Trains with the flags given, one string with blanks between; keeps each update's loss. Returns the exit status. */
+static int train(const char *flags, int64_t width, double *losses, int64_t *updates)
+{
+    char text[512], *argv[40] = { "small" };
+    int argc = 1;
+    snprintf(text, sizeof text, "%s", flags);
+    for (char *word = strtok(text, " "); word; word = strtok(NULL, " ")) argv[argc++] = word;
+    char **arguments = argv;
+    run_loop *run = run_open(&argc, &arguments, &(run_defaults){ .name = "small", .batch = 12, .lr = 0.05 });
+    td_context *td = run_context(run);
+    small_model m = make_small(td, width);
+    opt_optimizer *opt = opt_adamw(td_root(td), &(opt_adamw_options){ .decay = 0.01, .max_norm = 1 });
+    run_train_on(run, small_set(td));
+    bool stepped = false;
+    for (data_batch b; run_next(run, &b);) {
+        run_step(run, opt, small_loss(&m, &b));
+        stepped = true;
+        if (b.last && td_error(td) == TD_OK && losses) losses[td_updates(td) - 1] = run->loss;
+    }
+    if (updates) *updates = td_updates(td);
+    if (!stepped) opt_close(opt); /* the run never met it */
+    return run_close(run);
+}
+
+START_TEST(test_the_loop_is_backward_step_and_nothing_else)
+{
+    double losses[6], expected[6];
+    int64_t updates = 0;
+    ck_assert_int_eq(train("--steps 6 --dtype f64 --seed 3 --threads 1", 5, losses, &updates), 0);
+    ck_assert_int_eq(updates, 6);
+
+    td_context *td = td_open(&(td_options){ .dtype = TD_F64, .seed = 3, .threads = 1 });
+    small_model m = make_small(td, 5);
+    opt_optimizer *opt = opt_adamw(td_root(td), &(opt_adamw_options){ .decay = 0.01, .max_norm = 1 });
+    data_set *set = small_set(td);
+    data_loader *loader = data_loader_open(td, set, &(data_loader_options){ .batch = 12, .seed = 3, .shuffle = true, .dtype = TD_F64 });
+    for (int step = 0; step < 6; step++) {
+        data_batch b;
+        ck_assert(data_next(loader, &b));
+        td_tensor loss = small_loss(&m, &b);
+        td_backward(loss);
+        opt_step(opt, 0.05);
+        td_step(td);
+        expected[step] = td_item(loss);
+    }
+    ck_assert_no_error(td);
+    ck_assert_near(losses, expected, 6, 0);
+    data_loader_close(loader);
+    data_set_close(set);
+    opt_close(opt);
+    td_close(td);
+}
+END_TEST
+
+START_TEST(test_the_loss_of_an_update_is_the_mean_of_its_micro_batches)
+{
+    double one[5], three[5];
+    ck_assert_int_eq(train("--steps 5 --dtype f64", 5, one, NULL), 0);
+    ck_assert_int_eq(train("--steps 5 --dtype f64 --accumulate 3", 5, three, NULL), 0);
+    ck_assert_near(three, one, 5, 1e-12); /* sums in another order */
+}
+END_TEST
+
+START_TEST(test_epochs_are_counted_in_whole_batches)
+{
+    int64_t updates = 0;
+    double losses[6];
+    ck_assert_int_eq(train("--epochs 2", 5, losses, &updates), 0);
+    ck_assert_int_eq(updates, 6); /* 40 samples, batches of 12: 3 an epoch */
+}
+END_TEST
+
+/* ---- Checkpoints ------------------------------------------------------------------------------------------ */
+
+static void clean(const char *out)
+{
+    enter_folder();
+    td_context *td = open_cpu(TD_F32);
+    ck_assert(run_remove_tree(td, out));
+    td_close(td);
+}
+
+static bool exists(const char *path) { return access(path, F_OK) == 0; }
+
+static int64_t count_lines(const char *path)
+{
+    FILE *from = fopen(path, "r");
+    ck_assert_ptr_nonnull(from);
+    int64_t lines = 0;
+    for (int c; (c = fgetc(from)) != EOF;) lines += c == '\n';
+    fclose(from);
+    return lines;
+}
+
+START_TEST(test_a_resumed_run_is_the_same_to_the_bit)
+{
+    double whole[8], parts[8];
+    ck_assert_int_eq(train("--steps 8 --accumulate 2 --seed 5", 5, whole, NULL), 0);
+    clean("resumed");
+    /* 4 and 8 are in the middle of an epoch of 3 batches */
+    ck_assert_int_eq(train("--steps 4 --accumulate 2 --seed 5 --out resumed", 5, parts, NULL), 0);
+    ck_assert_int_eq(train("--steps 8 --resume --out resumed", 5, parts, NULL), 0);
+    ck_assert_near(parts, whole, 8, 0);
+}
+END_TEST
+
+START_TEST(test_lines_after_the_checkpoint_are_cut)
+{
+    double losses[8];
+    clean("cut");
+    ck_assert_int_eq(train("--steps 4 --log-every 1 --out cut", 5, losses, NULL), 0);
+    ck_assert_int_eq(count_lines("cut/metrics.jsonl"), 4);
+    FILE *to = fopen("cut/metrics.jsonl", "a");
+    fputs("{\"step\": 5, \"loss\": 1}\n{\"step\": 6, \"lo", to); /* as a crash leaves it */
+    fclose(to);
+    ck_assert_int_eq(train("--steps 6 --resume --out cut", 5, losses, NULL), 0);
+    ck_assert_int_eq(count_lines("cut/metrics.jsonl"), 6);
+}
+END_TEST
+
+START_TEST(test_the_last_three_checkpoints_are_kept)
+{
+    clean("kept");
+    ck_assert_int_eq(train("--steps 10 --save-every 2 --out kept", 5, NULL, NULL), 0);
+    ck_assert(!exists("kept/checkpoints/step-2") && !exists("kept/checkpoints/step-4"));
+    ck_assert(exists("kept/checkpoints/step-6/manifest.json") && exists("kept/checkpoints/step-8/manifest.json"));
+    ck_assert_int_eq(run_latest("kept"), 10);
+}
+END_TEST
+
+START_TEST(test_a_checkpoint_without_manifest_is_none)
+{
+    double losses[6];
+    clean("half");
+    ck_assert_int_eq(train("--steps 2 --out half", 5, losses, NULL), 0);
+    ck_assert_int_eq(mkdir("half/checkpoints/step-4", 0777), 0);
+    ck_assert_int_eq(mkdir("half/checkpoints/.step-5", 0777), 0);
+    ck_assert_int_eq(run_latest("half"), 2);
+    ck_assert_int_eq(train("--steps 5 --resume --out half", 5, losses, NULL), 0);
+    ck_assert_int_eq(run_latest("half"), 5);
+}
+END_TEST
+
+START_TEST(test_another_run_in_the_same_place_moves_checkpoints_aside)
+{
+    clean("twice");
+    ck_assert_int_eq(train("--steps 9 --out twice", 5, NULL, NULL), 0);
+    ck_assert_int_eq(train("--steps 2 --out twice", 5, NULL, NULL), 0);
+    ck_assert_int_eq(run_latest("twice"), 2);
+    ck_assert(exists("twice/checkpoints.previous/step-9/manifest.json"));
+}
+END_TEST
+
+/* Opens a run on `flags`, makes `make`'s model, and reads the checkpoint: the error's text. */
+static const char *restore_error(const char *out, void (*make)(td_context *td))
+{
+    static char text[1024];
+    char *argv[] = { "small", "--out", (char *)out, "--steps", "9", NULL }, **arguments = argv;
+    int argc = 5;
+    run_loop *run = run_open(&argc, &arguments, &(run_defaults){ .name = "small", .batch = 12 });
+    make(run_context(run));
+    run_restore *restore = run_restore_open(run, true);
+    ck_assert(!restore || !run_restore_finish(run, restore));
+    snprintf(text, sizeof text, "%s", td_error_text(run_context(run)));
+    run_restore_close(restore);
+    run_close(run);
+    return text;
+}
+
+static void with_more(td_context *td)
+{
+    make_small(td, 5);
+    td_parameter(td_root(td), "more", TD_SHAPE(2), td_init_constant(0));
+}
+
+static void with_less(td_context *td) { td_parameter(td_root(td), "hidden", TD_SHAPE(5, FEATURES), td_init_constant(0)); }
+static void with_other_shape(td_context *td) { make_small(td, 7); }
+
+START_TEST(test_a_checkpoint_that_does_not_fit_names_what_differs)
+{
+    clean("fits");
+    ck_assert_int_eq(train("--steps 2 --out fits", 5, NULL, NULL), 0);
+    ck_assert_str_eq(restore_error("fits", with_more), "fits/checkpoints/step-2: does not hold 'more', which this model has");
+    ck_assert_str_eq(restore_error("fits", with_less),
+                     "fits/checkpoints/step-2: holds 'out', which this model has not: give the flags it was trained with");
+    ck_assert_str_eq(restore_error("fits", with_other_shape),
+                     "fits/checkpoints/step-2: 'hidden' has shape (5, 6) there and (7, 6) here: give the sizes it was trained with");
+    ck_assert_str_eq(restore_error("nowhere", with_more),
+                     "nowhere/checkpoints holds no complete checkpoint: train with --out nowhere first");
+}
+END_TEST
+
+START_TEST(test_a_damaged_checkpoint_is_an_error_that_names_the_file)
+{
+    clean("damaged");
+    ck_assert_int_eq(train("--steps 2 --out damaged", 5, NULL, NULL), 0);
+    ck_assert_int_eq(truncate("damaged/checkpoints/step-2/rank-0.safetensors", 300), 0);
+    ck_assert_str_has(restore_error("damaged", with_less), "damaged/checkpoints/step-2/rank-0.safetensors");
+    write_text("damaged/checkpoints/step-2/manifest.json", "{\"format\": \"tandem che");
+    ck_assert_str_has(restore_error("damaged", with_less), "damaged/checkpoints/step-2/manifest.json");
+}
+END_TEST
+
+TESTS("run", test_flags_take_both_forms, test_wrong_values_say_what_is_right, test_unknown_flags_suggest_the_nearest,
+      test_a_flag_of_another_command_is_refused, test_the_command_line_wins_over_files_and_they_over_defaults,
+      test_a_wrong_config_names_file_and_flag, test_what_is_saved_reads_back_the_same,
+      test_the_loop_is_backward_step_and_nothing_else, test_the_loss_of_an_update_is_the_mean_of_its_micro_batches,
+      test_epochs_are_counted_in_whole_batches, test_a_resumed_run_is_the_same_to_the_bit, test_lines_after_the_checkpoint_are_cut,
+      test_the_last_three_checkpoints_are_kept, test_a_checkpoint_without_manifest_is_none,
+      test_another_run_in_the_same_place_moves_checkpoints_aside, test_a_checkpoint_that_does_not_fit_names_what_differs,
+      test_a_damaged_checkpoint_is_an_error_that_names_the_file)
