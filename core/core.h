@@ -160,6 +160,7 @@ TD_API void td_free(td_context *td, void *memory, size_t bytes, const char *kind
 TD_API td_module td_root(td_context *td);
 TD_API td_module td_child(td_module parent, const char *name); /* the same name gives the same module */
 TD_API td_context *td_module_context(td_module m);
+TD_API const char *td_module_name(td_module m);           /* its dotted path, "" for the root; owned by the context */
 TD_API void td_enter(td_module m);                        /* what is recorded until td_leave carries m's path */
 TD_API void td_leave(td_module m);
 

@@ -8,6 +8,7 @@ static td_module failed_module(td_context *td) { return (td_module){ .td = td, .
 
 td_module td_root(td_context *td) { return td->module_count ? (td_module){ .td = td, .id = 0 } : failed_module(td); }
 td_context *td_module_context(td_module m) { return m.td; }
+const char *td_module_name(td_module m) { return td_module_path(m.td, m.id); }
 
 td_module td_child(td_module parent, const char *name)
 {

@@ -8,6 +8,7 @@
 #include <omp.h>
 
 struct td_onednn {
+    td_context *td;
     dnnl_engine_t engine;
     dnnl_stream_t stream;
 };
@@ -38,15 +39,15 @@ struct td_onednn *td_onednn_open(td_context *td)
     struct td_onednn *dnn = td_alloc(td, sizeof *dnn, "host");
     if (!dnn)
         return NULL;
-    *dnn = (struct td_onednn){ 0 };
+    *dnn = (struct td_onednn){ .td = td };
     if (checked(td, dnnl_engine_create(&dnn->engine, dnnl_cpu, 0), "making its engine") &&
         checked(td, dnnl_stream_create(&dnn->stream, dnn->engine, dnnl_stream_default_flags), "making its stream"))
         return dnn;
-    td_onednn_close(td, dnn);
+    td_onednn_close(dnn);
     return NULL;
 }
 
-void td_onednn_close(td_context *td, struct td_onednn *dnn)
+void td_onednn_close(struct td_onednn *dnn)
 {
     if (!dnn)
         return;
@@ -54,7 +55,7 @@ void td_onednn_close(td_context *td, struct td_onednn *dnn)
         dnnl_stream_destroy(dnn->stream);
     if (dnn->engine)
         dnnl_engine_destroy(dnn->engine);
-    td_free(td, dnn, sizeof *dnn, "host");
+    td_free(dnn->td, dnn, sizeof *dnn, "host");
 }
 
 /* ---- Matrix products ------------------------------------------------------------------------------------- */
@@ -184,10 +185,10 @@ void td_onednn_run(const td_kernel *k, void *a, void *b, void *bias, void *c)
 void td_onednn_release(void *prepared)
 {
     product *p = prepared;
-    for (int i = 0; i < MEMORIES; i++)
+    for (int i = 0; p && i < MEMORIES; i++)
         if (p->memory[i])
             dnnl_memory_destroy(p->memory[i]);
-    if (p->primitive)
+    if (p && p->primitive)
         dnnl_primitive_destroy(p->primitive);
     td_prepared_free(p);
 }

@@ -9,7 +9,7 @@
 struct td_onednn;
 /* NULL and an error when the library gives no engine. Closing NULL is allowed. */
 struct td_onednn *td_onednn_open(td_context *td);
-void td_onednn_close(td_context *td, struct td_onednn *dnn);
+void td_onednn_close(struct td_onednn *dnn);
 
 /* C = A B (+ bias), `batch` times: A (m, k), B (k, n), C (m, n) row-major with C dense. Strides in elements. */
 typedef struct td_onednn_product {

@@ -94,7 +94,7 @@ static bool is_one(const td_program *p, td_id id)
 {
     const td_node *n = td_producer(p, id);
     while (n->op == &td_op_broadcast || n->op == &td_op_reshape) n = td_producer(p, p->inputs[n->input]);
-    return n->op == &td_op_fill && *(const double *)td_node_attr(p, n) == 1;
+    return n->op == &td_op_fill && op_fill_value(td_node_attr(p, n)) == 1;
 }
 
 static td_id without_cast(const simplification *s, const td_node *n)

@@ -394,5 +394,5 @@ void td_step_close(td_context *td)
     while (td->plan_count) drop_plan(td, 0);
     td_free(td, td->plans, td->plan_room * sizeof *td->plans, "program");
     td_free(td, td->arena, (size_t)td->arena_bytes, "step");
-    td_onednn_close(td, td->onednn);
+    td_onednn_close(td->onednn);
 }

@@ -7,14 +7,16 @@
  *
  * So that the difference can be named whoever notices it, a rank writes the text of a recording (options, and for each
  * operation a prefix hash and a line) into its log before it first posts that recording's fingerprint. The log is a ring;
- * what falls out of it is written again when it is posted again.
+ * what falls out of it is written again when it is posted again. Nothing that another rank may still have to read is written
+ * over: for a new text a rank waits until the others have agreed on all steps before this one, and no rank is ever further ahead
+ * than the ring of posts is long.
  */
 #include <stdio.h>
 #include <string.h>
 
 #include "parallel/world.h"
 
-enum { POSTS_AHEAD = PAR_POSTS / 2, PATH_SHOWN = 40 };
+enum { PATH_SHOWN = 40 };
 
 /* ---- Hashes and text ------------------------------------------------------------------------------------------ */
 
@@ -65,81 +67,51 @@ static void describe(const td_program *p, const td_node *n, char to[PAR_LINE_BYT
 
 /* ---- The log of recordings ------------------------------------------------------------------------------------- */
 
-static size_t words_of(uint32_t lines)
-{
-    return (offsetof(par_recording, line) + lines * sizeof(par_line)) / sizeof(uint64_t);
-}
-
-static const par_entry *find_entry(const par_area *area, uint64_t fingerprint)
+static int find_entry(const par_area *area, uint64_t fingerprint)
 {
     for (int i = 0; i < PAR_RECORDINGS; i++)
-        if (atomic_load_explicit(&area->entry[i].fingerprint, memory_order_acquire) == fingerprint) return &area->entry[i];
-    return NULL;
+        if (area->entry[i].fingerprint == fingerprint) return i;
+    return -1;
 }
 
-/* Entries whose words [begin, end) are about to be written over are forgotten first. */
-static void forget(par_area *area, uint32_t begin, uint32_t end)
-{
-    for (int i = 0; i < PAR_RECORDINGS; i++) {
-        par_entry *e = &area->entry[i];
-        uint32_t first = atomic_load(&e->offset), last = first + (uint32_t)words_of(atomic_load(&e->kept));
-        if (first < end && begin < last) atomic_store(&e->fingerprint, 0);
-    }
-}
-
-static void write_recording(par_local *me, const td_program *p, uint64_t fingerprint)
+/* Writes the recording over the oldest ones and returns its entry. */
+static int write_recording(par_local *me, const td_program *p, uint64_t fingerprint)
 {
     par_area *area = &me->world->segment->area[me->rank];
-    par_recording *r = &me->mine;
-    uint32_t kept = p->node_count < PAR_LINES ? p->node_count : PAR_LINES, words = (uint32_t)words_of(kept);
+    uint32_t kept = p->node_count < PAR_LINES ? p->node_count : PAR_LINES;
+    uint32_t bytes = (uint32_t)(offsetof(par_recording, line) + kept * sizeof(par_line));
+    if (me->cursor + bytes > sizeof area->log) me->cursor = 0;
+    uint32_t begin = me->cursor, end = begin + bytes;
+    for (int i = 0; i < PAR_RECORDINGS; i++)
+        if (area->entry[i].begin < end && begin < area->entry[i].end) area->entry[i].fingerprint = 0;
+    par_recording *r = (par_recording *)(area->log + begin);
     memcpy(r->options, me->options, sizeof r->options);
     for (uint32_t i = 0; i < kept; i++) {
         r->line[i].hash = td_node_at(p, i)->hash;
         describe(p, td_node_at(p, i), r->line[i].text);
     }
-    if (me->cursor + words > PAR_LOG_WORDS) me->cursor = 0;
-    par_entry *e = &area->entry[me->next_entry++ % PAR_RECORDINGS];
-    atomic_store(&e->fingerprint, 0);
-    forget(area, me->cursor, me->cursor + words);
-    for (uint32_t i = 0; i < words; i++) {
-        uint64_t word;
-        memcpy(&word, (const char *)r + i * sizeof word, sizeof word);
-        atomic_store_explicit(&area->log[me->cursor + i], word, memory_order_release);
-    }
-    atomic_store(&e->offset, me->cursor);
-    atomic_store(&e->kept, kept);
-    atomic_store(&e->nodes, p->node_count);
-    atomic_store_explicit(&e->fingerprint, fingerprint, memory_order_release);
-    me->cursor += words;
+    int entry = (int)(me->next_entry++ % PAR_RECORDINGS);
+    area->entry[entry] = (par_entry){ .fingerprint = fingerprint, .begin = begin, .end = end, .kept = kept, .nodes = p->node_count };
+    me->cursor = end;
+    return entry;
 }
 
+/* What a rank posted and recorded. */
 typedef struct heard {
     const par_recording *recording;
     uint32_t kept, nodes;
     uint64_t fingerprint;
     int64_t step;
     int rank;
-    bool known;
 } heard;
 
-/* Copies what `rank` recorded at post `index`. A writer that overtakes is noticed: the entry no longer has its name. */
-static heard listen(const par_local *me, int rank, uint32_t index, par_recording *to)
+static heard listen(const par_local *me, int rank, uint32_t index)
 {
     const par_area *area = &me->world->segment->area[rank];
     const par_post *post = &area->post[index % PAR_POSTS];
-    heard h = { .recording = to, .fingerprint = atomic_load(&post->fingerprint), .step = atomic_load(&post->step), .rank = rank };
-    const par_entry *e = find_entry(area, h.fingerprint);
-    if (!e) return h;
-    uint32_t offset = atomic_load(&e->offset);
-    h.kept = atomic_load(&e->kept);
-    h.nodes = atomic_load(&e->nodes);
-    if (h.kept > PAR_LINES || offset + words_of(h.kept) > PAR_LOG_WORDS) return h;
-    for (size_t i = 0; i < words_of(h.kept); i++) {
-        uint64_t word = atomic_load_explicit(&area->log[offset + i], memory_order_acquire);
-        memcpy((char *)to + i * sizeof word, &word, sizeof word);
-    }
-    h.known = atomic_load(&e->fingerprint) == h.fingerprint;
-    return h;
+    const par_entry *e = &area->entry[post->entry];
+    return (heard){ .recording = (const par_recording *)(area->log + e->begin), .kept = e->kept, .nodes = e->nodes,
+                    .fingerprint = post->fingerprint, .step = post->step, .rank = rank };
 }
 
 /* ---- Naming a difference ----------------------------------------------------------------------------------------- */
@@ -205,11 +177,6 @@ static void difference_text(const heard *a, const heard *b, char *to, size_t roo
         snprintf(to, room, "rank %d begins step %lld but rank %d step %lld", a->rank, (long long)a->step, b->rank, (long long)b->step);
         return;
     }
-    if (!a->known || !b->known) {
-        snprintf(to, room, "rank %d has run ahead with other programs; what rank %d recorded is no longer kept",
-                 a->known ? b->rank : a->rank, a->known ? b->rank : a->rank);
-        return;
-    }
     if (option_differs(p, p, q, &option) || option_differs(q, p, q, &option)) {
         snprintf(to, room, "option %s is %s on rank %d but %s on rank %d", option.name, option.a, a->rank, option.b, b->rank);
         return;
@@ -228,7 +195,7 @@ static void difference_text(const heard *a, const heard *b, char *to, size_t roo
 
 static bool disagree(par_local *me, int other, uint32_t index)
 {
-    heard mine = listen(me, me->rank, index, &me->mine), theirs = listen(me, other, index, &me->theirs);
+    heard mine = listen(me, me->rank, index), theirs = listen(me, other, index);
     const heard *a = me->rank < other ? &mine : &theirs, *b = me->rank < other ? &theirs : &mine;
     char text[PAR_MESSAGE_BYTES];
     difference_text(a, b, text, sizeof text);
@@ -238,27 +205,32 @@ static bool disagree(par_local *me, int other, uint32_t index)
 
 /* ---- Posting and comparing ------------------------------------------------------------------------------------------ */
 
-static uint32_t posted(const par_area *area)
-{
-    return atomic_load_explicit(&area->posted.value, memory_order_acquire);
-}
-
 /* Compares this post where the other has made it too; if not, the other will compare when it does. */
 static bool compare(par_local *me, int other, uint32_t index)
 {
     const par_area *mine = &me->world->segment->area[me->rank], *theirs = &me->world->segment->area[other];
-    if ((int32_t)(posted(theirs) - index) <= 0) return true;
+    if (!par_reached(&theirs->posted, index + 1)) return true;
     const par_post *x = &mine->post[index % PAR_POSTS], *y = &theirs->post[index % PAR_POSTS];
-    if (atomic_load(&x->step) == atomic_load(&y->step) && atomic_load(&x->fingerprint) == atomic_load(&y->fingerprint)) return true;
-    return disagree(me, other, index);
+    return (x->step == y->step && x->fingerprint == y->fingerprint) || disagree(me, other, index);
 }
 
-/* A post is written over only when everyone is past it. Ranks that sum anything together never come so far apart. */
-static bool keep_near(par_local *me, uint32_t index)
+/* Waits until all others have agreed on the first `steps` steps. */
+static bool await_others(par_local *me, uint32_t steps)
 {
-    if (index < POSTS_AHEAD) return true;
     for (int r = 0; r < me->world->ranks; r++)
-        if (r != me->rank && !par_wait(me, r, &me->world->segment->area[r].posted, index - POSTS_AHEAD)) return false;
+        if (r != me->rank && !par_wait(me, r, &me->world->segment->area[r].compared, steps)) return false;
+    return true;
+}
+
+static bool post(par_local *me, uint32_t index, int64_t step, const td_program *recording, uint64_t fingerprint)
+{
+    par_area *area = &me->world->segment->area[me->rank];
+    int entry = find_entry(area, fingerprint);
+    bool is_first_lap = index < PAR_POSTS;
+    if (entry < 0 ? !await_others(me, index) : !is_first_lap && !await_others(me, index - PAR_POSTS + 1)) return false;
+    if (entry < 0) entry = write_recording(me, recording, fingerprint);
+    area->post[index % PAR_POSTS] = (par_post){ .step = step, .fingerprint = fingerprint, .entry = entry };
+    par_advance(&area->posted);
     return true;
 }
 
@@ -276,18 +248,15 @@ bool par_agree(par_world *world, int rank, td_context *td, int64_t step, const t
     atomic_store(&area->step, step + 1);
     atomic_store(&area->call, 0);
     if (par_broken(world)) return par_stopped(me);
+    if (world->ranks == 1) return true;
     uint64_t name = mix(fingerprint + me->options_hash);
-    if (name == 0) name = 1;
-    if (!find_entry(area, name)) write_recording(me, recording, name);
-    uint32_t index = posted(area);
-    if (!keep_near(me, index)) return false;
-    atomic_store(&area->post[index % PAR_POSTS].step, step);
-    atomic_store(&area->post[index % PAR_POSTS].fingerprint, name);
-    par_advance(&area->posted);
+    uint32_t index = atomic_load(&area->posted.value);
+    if (!post(me, index, step, recording, name ? name : 1)) return false;
     for (int r = 0; r < world->ranks; r++) {
         if (r == rank) continue;
         if (is_new_plan && !par_wait(me, r, &world->segment->area[r].posted, index + 1)) return false;
         if (!compare(me, r, index)) return false;
     }
+    par_advance(&area->compared);
     return true;
 }

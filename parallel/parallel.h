@@ -34,7 +34,7 @@ typedef struct par_world par_world;
 
 typedef struct par_world_options {
     double timeout_s;           /* how long a collective waits for another rank; 0: 60 */
-    int64_t staging_bytes;      /* shared memory of a rank; 0: 4 MiB. Larger data goes through it in parts. */
+    int64_t staging_bytes;      /* shared memory of a rank; 0: 512 KiB. Larger data goes through it in parts. */
 } par_world_options;
 
 /* A world of 1 to 256 threads. NULL: out of memory, or options that cannot be. Close it after all ranks have ended. */

@@ -50,12 +50,11 @@ void par_advance(par_word *word)
     if (atomic_load(&word->waiters)) futex_wake(word);
 }
 
-static void wake_all(par_segment *s)
+static void wake_waiters(par_area *area)
 {
-    for (int r = 0; r < s->ranks; r++) {
-        for (int slot = 0; slot < PAR_SLOTS; slot++) futex_wake(&s->area[r].arrived[slot]);
-        futex_wake(&s->area[r].posted);
-    }
+    for (int slot = 0; slot < PAR_SLOTS; slot++) futex_wake(&area->arrived[slot]);
+    futex_wake(&area->posted);
+    futex_wake(&area->compared);
 }
 
 /* ---- Stopping ----------------------------------------------------------------------------------------------- */
@@ -82,7 +81,7 @@ void par_break(par_world *world, int who, const char *format, ...)
     va_end(args);
     int32_t nobody = 0;
     atomic_compare_exchange_strong(&s->broken, &nobody, who + 1);
-    wake_all(s);
+    for (int r = 0; r < s->ranks; r++) wake_waiters(&s->area[r]);
 }
 
 bool par_stopped(par_local *me)
@@ -95,8 +94,7 @@ void par_end(par_world *world, int rank)
 {
     par_area *area = &world->segment->area[rank];
     atomic_store(&area->ended, 1);
-    for (int slot = 0; slot < PAR_SLOTS; slot++) futex_wake(&area->arrived[slot]);
-    futex_wake(&area->posted);
+    wake_waiters(area);
 }
 
 const char *par_place(const par_area *area, char to[PAR_PLACE_BYTES])

@@ -19,7 +19,7 @@
 
 static const uint64_t MAGIC = 0x74646d2d776f726c;
 static const double TIMEOUT_S = 60;
-static const int64_t STAGING_BYTES = 4 << 20, STAGING_LEAST = 4096, PAGE = 4096;
+static const int64_t STAGING_BYTES = 512 << 10, STAGING_LEAST = 4096, PAGE = 4096;
 
 /* ---- The segment ---------------------------------------------------------------------------------------------- */
 

@@ -60,17 +60,10 @@ typedef struct par_meeting {
 } par_meeting;
 
 typedef struct par_post {
-    _Atomic int64_t step;
-    _Atomic uint64_t fingerprint;
+    int64_t step;
+    uint64_t fingerprint;
+    int32_t entry;                             /* its recording */
 } par_post;
-
-/* A recording's text in a rank's log. */
-typedef struct par_entry {
-    _Atomic uint64_t fingerprint; /* 0: none; written last */
-    _Atomic uint32_t offset;      /* in words */
-    _Atomic uint32_t kept;        /* lines in the log */
-    _Atomic uint32_t nodes;       /* operations recorded */
-} par_entry;
 
 /* One operation: the hash of the program up to and with it, and how a message shows it. */
 typedef struct par_line {
@@ -80,15 +73,21 @@ typedef struct par_line {
 
 typedef struct par_recording {
     char options[PAR_OPTIONS_BYTES];
-    par_line line[PAR_LINES];
+    par_line line[PAR_LINES];                  /* as many as are kept */
 } par_recording;
 
-enum { PAR_LOG_WORDS = 2 * (int)(sizeof(par_recording) / sizeof(uint64_t)) };
+/* Where in the log a recording is. */
+typedef struct par_entry {
+    uint64_t fingerprint;                      /* 0: none */
+    uint32_t begin, end;                       /* bytes of the log */
+    uint32_t kept, nodes;                      /* lines, operations recorded */
+} par_entry;
 
 /* A rank's area; the rank writes it, all read it. Zero at first. */
 typedef struct par_area {
     _Alignas(128) par_word arrived[PAR_SLOTS]; /* meetings come to, a slot */
     par_word posted;                           /* steps posted */
+    par_word compared;                         /* steps agreed on: it reads no post and no recording of them any more */
     _Atomic int32_t waits_for;                 /* rank + 1; 0: none */
     _Atomic int32_t ended;                     /* it has ended well: it will not come to anything more */
     _Atomic int32_t start_error;               /* errno of a process that could not be started */
@@ -100,7 +99,7 @@ typedef struct par_area {
     par_post post[PAR_POSTS];
     par_entry entry[PAR_RECORDINGS];
     char message[PAR_MESSAGE_BYTES];
-    _Atomic uint64_t log[PAR_LOG_WORDS];
+    _Alignas(16) char log[2 * sizeof(par_recording)];
 } par_area;
 
 typedef struct par_segment {
@@ -125,9 +124,8 @@ typedef struct par_local {
     int yields;                                /* how long to look before sleeping */
     char options[PAR_OPTIONS_BYTES];
     uint64_t options_hash;
-    uint32_t cursor;                           /* next free word of the log */
+    uint32_t cursor;                           /* next free byte of the log */
     uint32_t next_entry;
-    par_recording mine, theirs;                /* to build and compare; pages nobody touches cost nothing */
 } par_local;
 
 struct par_world {

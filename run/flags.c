@@ -91,7 +91,8 @@ static bool number_fits(const run_flag *flag, const char **at)
 
 static bool is_choice(const char *choices, const char *text)
 {
-    size_t length = strlen(text);
+    size_t length = strcspn(text, "|");
+    if (text[length]) return false;
     for (const char *at = choices; length && at; at = strchr(at, '|') ? strchr(at, '|') + 1 : NULL)
         if (!strncmp(at, text, length) && (at[length] == '|' || !at[length])) return true;
     return false;
@@ -177,6 +178,14 @@ bool run_flags_set(run_flags *f, const char *name, const char *text, run_source 
     value->text = copy;
     value->source = source;
     return true;
+}
+
+void run_flags_unset(run_flags *f, const char *name)
+{
+    run_value *value = find(f, name);
+    if (!value) return;
+    free(value->text);
+    value->text = NULL;
 }
 
 /* ---- The command line */

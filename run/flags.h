@@ -38,6 +38,8 @@ void run_flags_free(run_flags *flags);
 /* Sets one value; the text is copied. A weaker source than the present one changes nothing. false and flags->error:
  * unknown name, a flag of another command, or a value of the wrong form. */
 bool run_flags_set(run_flags *flags, const char *name, const char *text, run_source source);
+/* Leaves the flag without a value. */
+void run_flags_unset(run_flags *flags, const char *name);
 /* Reads "--name value", "--name=value" and switches from argv[1..]; what is no flag stays in argv, *argc is adjusted. */
 bool run_flags_parse(run_flags *flags, int *argc, char **argv);
 /* Reads a JSON file of the same names. Names of other commands are passed over. false and flags->error. */

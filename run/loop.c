@@ -60,7 +60,7 @@ static bool start(run_loop *run)
     if (run_flags_on(&run->flags, "resume") && !resume(run)) return false;
     if (!run->schedule_steps) run->schedule_steps = run->steps;
     int64_t step = td_updates(run->td);
-    if (!run_record_open(run, step)) return false;
+    if (!run->restore && !run_record_open(run, step)) return false;
     run->first_step = step;
     const char *how = run->restore ? "going on" : "training";
     run_say(run, "%s %s: %lld parameters, %s on %d rank%s, batch %lld, steps %lld to %lld", how, run->name,
@@ -113,7 +113,7 @@ static bool run_update_step(run_loop *run, opt_optimizer *opt, td_tensor *any)
         bool whole = run_restore_finish(run, run->restore);
         run_restore_close(run->restore);
         run->restore = NULL;
-        if (!whole) return false;
+        if (!whole || !run_record_open(run, td_updates(run->td))) return false;
     }
     if (run->ranks > 1) *any = record_any(run, run_signal() != 0);
     return td_step(run->td);

@@ -90,14 +90,16 @@ static bool read_flags(run_loop *run, int *argc, char **argv, const run_defaults
 
 /* ---- Settings */
 
+/* Of --steps and --epochs the one from the stronger source holds; the other is forgotten. */
 static void resolve_steps(run_loop *run)
 {
-    const run_flags *f = &run->flags;
-    bool steps_given = run_flags_text(f, "steps") != NULL;
+    run_flags *f = &run->flags;
     run_source steps = run_flags_source(f, "steps"), epochs = run_flags_source(f, "epochs");
-    if (steps_given && steps == epochs && steps == RUN_GIVEN)
+    if (!run_flags_text(f, "steps")) return;
+    if (steps == RUN_GIVEN && epochs == RUN_GIVEN)
         run_fail_usage(run, "--steps and --epochs both say how long to train: give one of them");
-    run->steps = steps_given && steps >= epochs ? run_flags_whole(f, "steps") : 0;
+    run_flags_unset(f, steps >= epochs ? "epochs" : "steps");
+    run->steps = run_flags_whole(f, "steps");
 }
 
 static void check_settings(run_loop *run)
@@ -117,7 +119,7 @@ static void check_settings(run_loop *run)
 
 static void resolve(run_loop *run)
 {
-    const run_flags *f = &run->flags;
+    run_flags *f = &run->flags;
     bool planning = f->command == RUN_PLAN;
     run->ranks = (int)run_flags_whole(f, planning ? "world" : "ranks");
     run->batch = run_flags_whole(f, "batch");

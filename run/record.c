@@ -82,7 +82,7 @@ static bool move_aside(run_loop *run)
 bool run_record_open(run_loop *run, int64_t step)
 {
     char path[RUN_PATH];
-    bool resumed = run->restore != NULL;
+    bool resumed = run_flags_on(&run->flags, "resume");
     if (!*run->out || run->rank != 0) return true;
     if (!run_make_directory(run->td, run->out) || !run_path(run->td, path, "%s/metrics.jsonl", run->out)) return false;
     if (resumed ? !cut_lines(run, path, step) : !move_aside(run)) return false;

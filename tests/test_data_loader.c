@@ -622,6 +622,25 @@ START_TEST(test_seeking_to_the_end_ends_and_to_the_start_begins_again)
 }
 END_TEST
 
+START_TEST(test_what_threads_still_decode_when_seeking_is_forgotten)
+{
+    td_context *td = open_cpu(TD_F32);
+    id_set *ids = make_ids(td, 120);
+    ids->slow = 2;
+    data_loader *loader = open_loader(td, &ids->base, (data_loader_options){ .batch = 6, .threads = 4 });
+    data_position at = data_tell(loader);
+    for (int i = 0; i < 40; i++) {
+        int32_t got[12];
+        at.batch = i * 7 % 19;
+        ck_assert(data_seek(loader, &at));
+        take_ids(loader, 12, got);
+        for (int r = 0; r < 12; r++) ck_assert_int_eq(got[r], at.batch * 6 + r);
+    }
+    data_loader_close(loader);
+    td_close(td);
+}
+END_TEST
+
 START_TEST(test_a_position_is_read_back_exactly_or_not_at_all)
 {
     data_position p = { INT64_MAX, 2, 0, 4, UINT64_MAX, 6, 7, true }, q;
@@ -652,4 +671,5 @@ TESTS("data_loader", test_every_epoch_is_another_permutation, test_the_order_is_
       test_nothing_is_allocated_after_opening, test_each_failing_allocation_is_an_error_and_leaks_nothing,
       test_a_loader_can_be_closed_at_any_time, test_a_broken_sample_stops_where_its_turn_is,
       test_broken_samples_can_be_skipped_and_are_counted, test_a_saved_position_continues_to_the_bit,
-      test_seeking_to_the_end_ends_and_to_the_start_begins_again, test_a_position_is_read_back_exactly_or_not_at_all)
+      test_seeking_to_the_end_ends_and_to_the_start_begins_again,
+      test_what_threads_still_decode_when_seeking_is_forgotten, test_a_position_is_read_back_exactly_or_not_at_all)

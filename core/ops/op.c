@@ -56,6 +56,13 @@ td_tensor td_sum_to_as(td_tensor dx, td_tensor x, td_here here)
     return td_as(dx, td_dtype_at(x), here);
 }
 
+td_tensor td_reshape_as(td_tensor x, td_tensor like, td_here here)
+{
+    if (td_failed(x) || td_failed(like) || td_shape_equal(td_shape_at(x), td_shape_at(like)))
+        return x;
+    return td_reshape_at(x, td_shape_at(like), here);
+}
+
 td_tensor td_rows_of(td_tensor x, td_here here)
 {
     td_shape shape = td_shape_at(x);

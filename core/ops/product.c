@@ -1,0 +1,75 @@
+/* Matrix products: choosing the library by dtype; see product.h. */
+#include "core/ops/product.h"
+
+#include "core/ops/convert.h"
+#include "core/ops/gemm.h"
+#include "core/ops/op.h"
+
+/* Nothing to multiply: the library is not asked. */
+static bool is_empty(const td_onednn_product *p)
+{
+    return p->batch == 0 || p->m == 0 || p->n == 0 || p->k == 0;
+}
+
+bool td_product_prepare(td_context *td, const td_kernel *k, td_onednn_product p, td_preparation *out)
+{
+    p.dtype = k->in[0].dtype;
+    p.out_dtype = k->out[0].dtype;
+    p.has_bias = k->inputs > 2;
+    p.bias_dtype = p.has_bias ? k->in[2].dtype : p.dtype;
+    if (is_empty(&p))
+        return true;
+    if (p.dtype == TD_F64) {
+        out->workspace_bytes = td_gemm_workspace(p.m, p.n, p.k);
+        return true;
+    }
+    if (p.dtype == TD_F32 || p.dtype == TD_BF16)
+        return td_onednn_prepare(td, &p, out);
+    td_fail(td, TD_ERROR_UNSUPPORTED, "%s: there are no %s matrix products on the CPU", k->op->name, td_dtype_name(p.dtype));
+    return false;
+}
+
+/* The product over nothing: zeros, or the bias in every row. */
+static void run_empty(const td_kernel *k, const td_onednn_product *p)
+{
+    const td_arg *c = &k->out[0];
+    for (int64_t row = 0; row < p->batch * p->m; row++) {
+        for (int64_t j = 0; j < p->n; j++) {
+            double value = 0;
+            if (k->inputs > 2)
+                td_load_f64(&value, k->in[2].dtype, td_arg_at(&k->in[2], j), 1);
+            td_store_f64(td_arg_at(c, row * p->n + j), c->dtype, &value, 1);
+        }
+    }
+}
+
+static void run_f64(const td_kernel *k, const td_onednn_product *p)
+{
+    for (int64_t i = 0; i < p->batch; i++) {
+        td_gemm g = {
+            .m = p->m, .n = p->n, .k = p->k,
+            .a = (const double *)k->in[0].data + i * p->a_batch, .a_row = p->a_row, .a_column = p->a_column,
+            .b = (const double *)k->in[1].data + i * p->b_batch, .b_row = p->b_row, .b_column = p->b_column,
+            .bias = k->inputs > 2 ? k->in[2].data : NULL,
+            .c = (double *)k->out[0].data + i * p->m * p->n, .c_row = p->n,
+        };
+        td_gemm_f64(k->run, &g, k->workspace);
+    }
+}
+
+void td_product_run(const td_kernel *k, const td_onednn_product *p)
+{
+    if (is_empty(p))
+        run_empty(k, p);
+    else if (k->in[0].dtype == TD_F64)
+        run_f64(k, p);
+    else
+        td_onednn_run(k, k->in[0].data, k->in[1].data, k->inputs > 2 ? k->in[2].data : NULL, k->out[0].data);
+}
+
+td_cost td_product_cost(const td_kernel *k, const td_onednn_product *p)
+{
+    td_cost cost = td_cost_of(k, 0);
+    cost.flops = 2 * p->batch * p->m * p->n * p->k;
+    return cost;
+}

@@ -1,0 +1,14 @@
+/* What matmul and linear share: one matrix product of operands with strides, whatever library makes it.
+ * f64 is our own (gemm.c), f32 and bf16 are oneDNN's. */
+#ifndef TANDEM_CORE_OPS_PRODUCT_H
+#define TANDEM_CORE_OPS_PRODUCT_H
+
+#include "core/onednn.h"
+
+/* dtype, bias_dtype and out_dtype are taken from the kernel: in[0], in[2] if there are three, out[0]. */
+bool td_product_prepare(td_context *td, const td_kernel *k, td_onednn_product p, td_preparation *out);
+/* in[0] times in[1] (plus in[2]) to out[0]. */
+void td_product_run(const td_kernel *k, const td_onednn_product *p);
+td_cost td_product_cost(const td_kernel *k, const td_onednn_product *p);
+
+#endif

@@ -1,0 +1,19 @@
+/* Rows along the last dimension as softmax and the losses read them, whatever their dtype: f64 for f64, else f32. */
+#ifndef TANDEM_CORE_OPS_ROWS_H
+#define TANDEM_CORE_OPS_ROWS_H
+
+#include "core/ops/op.h"
+
+typedef struct td_row_sum {
+    double max, sum; /* of x, of exp(x - max) */
+} td_row_sum;
+
+/* Over elements [at, at + count) of x, read once. */
+td_row_sum td_row_sum_exp(const td_arg *x, int64_t at, int64_t count);
+/* y[at ...] = exp(x[at ...] - s.max) / s.sum * scale. y may be x's memory. */
+void td_row_softmax(const td_arg *x, const td_arg *y, int64_t at, int64_t count, td_row_sum s, double scale);
+
+/* Rows that are worth a thread. */
+int64_t td_row_grain(int64_t columns);
+
+#endif
