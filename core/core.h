@@ -178,7 +178,7 @@ TD_API td_init td_init_normal(double deviation);
 TD_API td_state td_parameter(td_module at, const char *name, td_shape shape, td_init init);
 /* A state that is not trained: running statistics, counters. Checkpointed. */
 TD_API td_state td_buffer(td_module at, const char *name, td_dtype dtype, td_shape shape, td_init init);
-/* A state stored and placed beside `of` with the same shape (an optimizer's moment), named of.name. */
+/* The state `of`.name with `of`'s shape, stored and placed beside it (an optimizer's moment): made, as zeros, if there is none. */
 TD_API td_state td_moment(td_state of, const char *name);
 TD_API void td_freeze(td_state s);                        /* no gradient, no update; before the first step */
 

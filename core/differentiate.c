@@ -388,7 +388,7 @@ static bool lower_update_unit(differentiation *d, uint32_t unit, const td_group_
     uint32_t units[1 + TD_MOMENTS] = { unit };
     int n = 2;
     for (int m = 0; m < rule->moments; m++) {
-        td_state moment = td_moment_of(d->td, u.members[0].state, rule->moment_name[m]);
+        td_state moment = td_moment((td_state){ d->td, u.members[0].state }, rule->moment_name[m]);
         if (moment.id == TD_NONE) return false;
         units[1 + m] = d->td->states[moment.id].unit;
         in[n++] = current_value(d, units[1 + m]);
@@ -492,7 +492,7 @@ static bool make_moments(const td_program *in)
         const td_update_rule *rule = in->td->rules[a->rule];
         for (uint32_t i = 0; i < a->count; i++)
             for (int m = 0; m < rule->moments; m++)
-                if (td_moment_of(in->td, ((const uint32_t *)(a + 1))[i], rule->moment_name[m]).id == TD_NONE) return false;
+                if (td_moment((td_state){ in->td, ((const uint32_t *)(a + 1))[i] }, rule->moment_name[m]).id == TD_NONE) return false;
     }
     return td_layout(in->td);
 }

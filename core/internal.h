@@ -27,6 +27,7 @@ typedef struct td_state_entry {
     td_init init;
     uint32_t of;                              /* a moment's parameter, else TD_NONE */
     bool frozen;
+    uint32_t together;                        /* parameters with the same number may share a unit */
     uint32_t unit;                            /* TD_NONE: not laid out yet */
     int64_t offset;                           /* within the unit */
     uint32_t use, use_generation;             /* the value td_use gave in this recording */
@@ -56,6 +57,7 @@ struct td_context {
     uint32_t state_count, state_room;
     td_unit *units;
     uint32_t unit_count, unit_room;
+    uint32_t together;                        /* the last number given */
     const td_update_rule **rules;
     uint32_t rule_count, rule_room;
 
@@ -158,7 +160,6 @@ int64_t td_first_row(const td_mesh *mesh, const td_arg *arg);
 double td_read_scalar(const td_arg *arg);
 /* A rule's number in the context, the same on all ranks that record the same. */
 uint32_t td_rule_number(td_context *td, const td_update_rule *rule);
-td_state td_moment_of(td_context *td, uint32_t state, const char *slot); /* found or made */
 
 /* What an update node carries as recorded; `count` states (uint32_t) follow. */
 typedef struct td_group_attr {

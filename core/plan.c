@@ -463,6 +463,61 @@ static int64_t most_alive(const placed *blocks, uint32_t count, int32_t tasks)
     return most;
 }
 
+static void keep_if_better(td_planned *plan, const placed *blocks, uint32_t count, int64_t top)
+{
+    if (top >= plan->arena_bytes) return;
+    plan->arena_bytes = top;
+    for (uint32_t i = 0; i < count; i++) plan->blocks[blocks[i].block].offset = blocks[i].offset;
+}
+
+/* The block that reaches highest is the one that found no room: it chooses first in the next try. */
+static void move_highest_first(placed *blocks, uint32_t count)
+{
+    uint32_t highest = 0;
+    for (uint32_t i = 1; i < count; i++)
+        if (blocks[i].offset + blocks[i].bytes > blocks[highest].offset + blocks[highest].bytes) highest = i;
+    placed first = blocks[highest];
+    memmove(blocks + 1, blocks, highest * sizeof *blocks);
+    blocks[0] = first;
+}
+
+/* Fitting work that tries may take, counted in pairs of blocks: milliseconds. */
+enum { FIT_WORK = 4 << 20, MOST_TRIES = 2000 };
+
+static bool fits_well(const td_planned *plan) { return (plan->arena_bytes - plan->live_bytes) * 100 <= plan->live_bytes; }
+
+/* Two orders, each mended for a while; then pairs of the last order exchanged at random as long as that does no harm. */
+static void search_order(td_planned *plan, placed *blocks, uint32_t count, const placed **others)
+{
+    static int (*const orders[])(const void *, const void *) = { by_start, by_size };
+    int64_t tries = 4 + FIT_WORK / ((int64_t)count * count + 1), top = INT64_MAX;
+    if (tries > MOST_TRIES) tries = MOST_TRIES;
+    plan->arena_bytes = INT64_MAX;
+    for (int o = 0; o < 2; o++) {
+        qsort(blocks, count, sizeof *blocks, orders[o]);
+        for (int64_t t = 0; t < tries / 8 + 2 && !(plan->arena_bytes < INT64_MAX && fits_well(plan)); t++) {
+            if (t) move_highest_first(blocks, count);
+            top = fit(blocks, count, others);
+            keep_if_better(plan, blocks, count, top);
+        }
+    }
+    uint64_t draw = 1;
+    for (int64_t t = 0; t < tries && !fits_well(plan); t++) {
+        draw = draw * 6364136223846793005u + 1442695040888963407u;
+        uint32_t i = (uint32_t)(draw >> 33) % count, j = (uint32_t)(draw >> 11) % count;
+        placed swap = blocks[i];
+        blocks[i] = blocks[j], blocks[j] = swap;
+        int64_t next = fit(blocks, count, others);
+        keep_if_better(plan, blocks, count, next);
+        if (next <= top) {
+            top = next;
+            continue;
+        }
+        swap = blocks[i];
+        blocks[i] = blocks[j], blocks[j] = swap;
+    }
+}
+
 static bool arrange(planner *pl)
 {
     td_planned *plan = pl->plan;
@@ -476,16 +531,8 @@ static bool arrange(planner *pl)
         if (block->kind == TD_BLOCK_ARENA && block->part_of == TD_NONE && block->bytes)
             blocks[count++] = (placed){ b, block->bytes, block->first, block->last, 0 };
     }
-    static int (*const orders[])(const void *, const void *) = { by_size, by_start };
-    plan->arena_bytes = INT64_MAX;
-    for (int o = 0; o < 2; o++) {
-        qsort(blocks, count, sizeof *blocks, orders[o]);
-        int64_t top = fit(blocks, count, others);
-        if (top >= plan->arena_bytes) continue;
-        plan->arena_bytes = top;
-        for (uint32_t i = 0; i < count; i++) plan->blocks[blocks[i].block].offset = blocks[i].offset;
-    }
     plan->live_bytes = most_alive(blocks, count, (int32_t)plan->task_count);
+    if (count) search_order(plan, blocks, count, others);
     td_free(pl->td, blocks, bytes, "program");
     return true;
 }

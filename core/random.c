@@ -66,31 +66,27 @@ uint64_t td_random_hash(const char *text, uint64_t number)
     return mixed(hash ^ mixed(number));
 }
 
-/* Values of the sixteen blocks from `block` on, in order of their index. */
-static void block_values(td_random r, uint64_t block, uint32_t out[VALUES])
+/* All values of a group of sixteen blocks, in order of their index. */
+static void group_values(td_random r, uint64_t group, uint32_t values[4][BLOCKS])
 {
-    uint32_t c[4][BLOCKS];
-    for (int i = 0; i < BLOCKS; i++) {
-        uint64_t low = block + (uint64_t)i;
-        c[0][i] = (uint32_t)low;
-        c[1][i] = (uint32_t)(low >> 32);
-        c[2][i] = (uint32_t)r.counter;
-        c[3][i] = (uint32_t)(r.counter >> 32);
+    uint64_t first = group * BLOCKS;
+    for (int i = 0; i < BLOCKS; i++) { /* the group's blocks differ in the low word alone */
+        values[0][i] = (uint32_t)first + (uint32_t)i;
+        values[1][i] = (uint32_t)(first >> 32);
+        values[2][i] = (uint32_t)r.counter;
+        values[3][i] = (uint32_t)(r.counter >> 32);
     }
-    philox_rounds(c, (uint32_t)r.key, (uint32_t)(r.key >> 32));
-    for (int i = 0; i < BLOCKS; i++)
-        for (int word = 0; word < 4; word++)
-            out[4 * i + word] = c[word][i];
+    philox_rounds(values, (uint32_t)r.key, (uint32_t)(r.key >> 32));
 }
 
 void td_random_bits(td_random r, uint64_t index, int64_t count, uint32_t *out)
 {
-    uint32_t values[VALUES];
+    uint32_t values[4][BLOCKS];
     while (count > 0) {
-        int64_t skip = (int64_t)(index % 4);
+        int64_t skip = (int64_t)(index % VALUES);
         int64_t n = VALUES - skip < count ? VALUES - skip : count;
-        block_values(r, index / 4, values);
-        memcpy(out, values + skip, (size_t)n * sizeof *out);
+        group_values(r, index / VALUES, values);
+        memcpy(out, &values[0][0] + skip, (size_t)n * sizeof *out);
         out += n;
         index += (uint64_t)n;
         count -= n;
@@ -108,19 +104,19 @@ void td_random_uniform(td_random r, uint64_t index, int64_t count, double *out)
     }
 }
 
-/* Box and Muller: a pair of words gives a pair of values, so an element needs its block's pair whatever range is asked. */
+/* Box and Muller: words 0 and 1 of a block give a pair of values, words 2 and 3 another. */
 void td_random_normal(td_random r, uint64_t index, int64_t count, double *out)
 {
     const double two_pi = 6.283185307179586476925;
-    uint32_t bits[VALUES];
-    int64_t done = 0;
-    while (done < count) {
-        uint64_t first = (index + (uint64_t)done) & ~(uint64_t)1;
-        td_random_bits(r, first, VALUES, bits);
-        for (int i = (int)(index + (uint64_t)done - first); i < VALUES && done < count; i++, done++) {
-            double radius = sqrt(-2 * log(((double)bits[i & ~1] + 1) * 0x1p-32));
-            double angle = two_pi * ((double)bits[i | 1] * 0x1p-32);
-            out[done] = radius * (i & 1 ? sin(angle) : cos(angle));
+    uint32_t values[4][BLOCKS];
+    for (int64_t done = 0; done < count;) {
+        uint64_t at = index + (uint64_t)done;
+        group_values(r, at / VALUES, values);
+        for (int i = (int)(at % VALUES); i < VALUES && done < count; i++, done++) {
+            int word = i / BLOCKS, block = i % BLOCKS;
+            double radius = sqrt(-2 * log(((double)values[word & ~1][block] + 1) * 0x1p-32));
+            double angle = two_pi * ((double)values[word | 1][block] * 0x1p-32);
+            out[done] = radius * (word & 1 ? sin(angle) : cos(angle));
         }
     }
 }

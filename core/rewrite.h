@@ -341,6 +341,8 @@ typedef struct td_update_rule {
     int flops;                                /* an element */
 } td_update_rule;
 
+/* Parameters that one optimizer updates: they share units with one another and with no others. Before the first step. */
+TD_API void td_update_together(const td_state *states, int count);
 /* The gradients of `states` (parameters that train) gathered since an update last consumed them, as one flat value in
  * the order given. Only td_gradient_norm and td_update read it. Consumes them. */
 TD_API td_tensor td_gradients_at(td_context *td, const td_state *states, int count, td_here here);

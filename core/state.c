@@ -67,6 +67,12 @@ static td_state declare(td_context *td, const char *path, const char *name, td_s
     return (td_state){ td, td->state_count++ };
 }
 
+/* A moment's own name, behind its parameter's. */
+static const char *moment_name(const td_context *td, uint32_t s)
+{
+    return td->states[s].name + strlen(td->states[td->states[s].of].name) + 1;
+}
+
 td_state td_parameter(td_module at, const char *name, td_shape shape, td_init init)
 {
     if (at.id == TD_NONE) return failed_state(at.td);
@@ -90,18 +96,10 @@ td_state td_moment(td_state of, const char *name)
         td_fail(td, TD_ERROR_USAGE, "td_moment: '%s' is not a parameter", p.name);
         return failed_state(td);
     }
+    for (uint32_t s = of.id; s < td->state_count; s++)
+        if (td->states[s].kind == TD_MOMENT && td->states[s].of == of.id && !strcmp(moment_name(td, s), name)) return (td_state){ td, s };
     return declare(td, p.name, name,
                    (td_state_entry){ .kind = TD_MOMENT, .dtype = p.dtype, .shape = p.shape, .of = of.id });
-}
-
-td_state td_moment_of(td_context *td, uint32_t state, const char *slot)
-{
-    for (uint32_t s = state; s < td->state_count; s++) {
-        const td_state_entry *m = &td->states[s];
-        if (m->kind == TD_MOMENT && m->of == state && !strcmp(m->name + strlen(td->states[state].name) + 1, slot))
-            return (td_state){ td, s };
-    }
-    return td_moment((td_state){ td, state }, slot);
 }
 
 void td_freeze(td_state s)
@@ -112,6 +110,15 @@ void td_freeze(td_state s)
         return;
     }
     s.td->states[s.id].frozen = true;
+}
+
+void td_update_together(const td_state *states, int count)
+{
+    if (!count || states[0].id == TD_NONE) return;
+    td_context *td = states[0].td;
+    td->together++;
+    for (int i = 0; i < count; i++)
+        if (states[i].id != TD_NONE) td->states[states[i].id].together = td->together;
 }
 
 int64_t td_state_count(const td_context *td) { return td->state_count; }
@@ -215,11 +222,16 @@ static bool lay_out_chosen(td_context *td, const td_state *states, int count, co
     return true;
 }
 
-static bool lay_out_trainable(td_context *td)
+static bool waits_for_unit(const td_context *td, uint32_t s, uint32_t together)
+{
+    const td_state_entry *e = &td->states[s];
+    return e->unit == TD_NONE && e->kind == TD_PARAMETER && !e->frozen && e->together == together;
+}
+
+static bool lay_out_trainable(td_context *td, uint32_t together)
 {
     uint32_t count = 0;
-    for (uint32_t s = 0; s < td->state_count; s++)
-        count += td->states[s].unit == TD_NONE && td_state_trains((td_state){ td, s });
+    for (uint32_t s = 0; s < td->state_count; s++) count += waits_for_unit(td, s, together);
     if (!count) return true;
     size_t bytes = count * (sizeof(td_state) + sizeof(td_unit_choice));
     td_state *states = td_alloc(td, bytes, "host");
@@ -227,7 +239,7 @@ static bool lay_out_trainable(td_context *td)
     td_unit_choice *choice = (td_unit_choice *)(states + count);
     count = 0;
     for (uint32_t s = 0; s < td->state_count; s++)
-        if (td->states[s].unit == TD_NONE && td_state_trains((td_state){ td, s })) states[count++] = (td_state){ td, s };
+        if (waits_for_unit(td, s, together)) states[count++] = (td_state){ td, s };
     bool chosen = true;
     if (td->has_parallel && td->parallel.choose_units)
         chosen = td->parallel.choose_units(td->parallel.self, td, states, (int)count, choice);
@@ -256,8 +268,7 @@ static bool lay_out_rest(td_context *td)
         if (entry->unit != TD_NONE) continue;
         if (entry->kind == TD_MOMENT) {
             const td_state_entry *p = &td->states[entry->of];
-            const char *slot = entry->name + strlen(p->name) + 1;
-            uint32_t unit = moment_unit(td, p->unit, slot);
+            uint32_t unit = moment_unit(td, p->unit, moment_name(td, s));
             if (unit == TD_NONE || !add_member(td, unit, s, p->offset)) return false;
             continue;
         }
@@ -267,7 +278,12 @@ static bool lay_out_rest(td_context *td)
     return true;
 }
 
-bool td_layout(td_context *td) { return lay_out_trainable(td) && lay_out_rest(td); }
+bool td_layout(td_context *td)
+{
+    for (uint32_t together = 0; together <= td->together; together++)
+        if (!lay_out_trainable(td, together)) return false;
+    return lay_out_rest(td);
+}
 
 uint32_t td_accumulator_of(td_context *td, uint32_t unit)
 {

@@ -59,7 +59,7 @@ static bool read_header(idx_file *idx, int dims, const char *what)
     int64_t bytes = 1;
     bool possible = true;
     for (int d = 0; d < dims; d++) {
-        idx->dim[d] = big_endian(header + 4 + 4 * d);
+        idx->dim[d] = big_endian(&header[4 + 4 * d]);
         if (idx->dim[d] == 0) {
             td_fail(file->td, TD_ERROR_DATA, "%s: its header says that dimension %d is 0: it holds no %s", file->path,
                     d, what);

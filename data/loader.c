@@ -142,7 +142,7 @@ static bool sizes_fit(td_context *td, const data_set *set, const data_loader_opt
         for (int64_t d = 0; d < set->column[c].shape.rank; d++) bytes *= (double)set->column[c].shape.dim[d];
         row += bytes;
     }
-    double ring = row * ((double)o->prefetch + o->hold) * ((double)(o->batch / o->accumulate / o->world) + 1);
+    double ring = row * ((double)o->prefetch + o->hold) * ((double)o->batch / (double)o->accumulate / o->world + 1);
     double places = (double)o->epochs * (double)o->accumulate * ((double)set->count / (double)o->batch + 1);
     if (ring < LARGEST_TOTAL && places < LARGEST_TOTAL && (double)set->count < LARGEST_TOTAL) return true;
     td_fail(td, TD_ERROR_USAGE,

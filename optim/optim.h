@@ -63,9 +63,8 @@ typedef struct opt_adam_options {
 } opt_adam_options;
 typedef opt_adam_options opt_adamw_options;
 
-/* Each takes the parameters under `under` that train now. NULL options are the defaults. Parameters are updated by the
- * units they are stored in: one that is left out of an optimizer, and shares a unit with one that is not, must be
- * frozen (the first step says so otherwise).
+/* Each takes the parameters under `under` that train now. NULL options are the defaults. Parameters that no
+ * optimizer has keep their values; two optimizers must not share any.
  * NULL and an error of the context: nothing to train, an option out of its range, a group that fits nothing, memory.
  *
  *     sgd     d = g + decay p;  b = momentum b + (1 - dampening) d, at first d;  p -= rate b

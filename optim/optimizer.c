@@ -133,6 +133,9 @@ opt_optimizer *opt_make(td_module under, const opt_making *m)
     collect(under, opt->states);
     opt->module = td_child(td_root(td), m->name ? m->name : "optimizer");
     td_init zero = td_init_constant(0);
+    td_update_together(opt->states, count);
+    for (int i = 0; i < count; i++)
+        for (int k = 0; k < m->rule->moments; k++) td_moment(opt->states[i], m->rule->moment_name[k]);
     if (fill_groups(opt, m)) opt->updates = td_buffer(opt->module, "updates", td_float(td), (td_shape){ 0 }, zero);
     if (td_error(td) == TD_OK) return opt;
     opt_close(opt);

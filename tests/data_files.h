@@ -75,8 +75,9 @@ static inline CHECK_UNUSED size_t idx_header(uint8_t *to, int dims, const uint32
 {
     uint32_t numbers[4] = { 0x800u | (uint32_t)dims };
     for (int d = 0; d < dims; d++) numbers[d + 1] = dim[d];
-    for (int i = 0; i < 4 * (dims + 1); i++) to[i] = (uint8_t)(numbers[i / 4] >> (24 - 8 * (i % 4)));
-    return (size_t)(4 * (dims + 1));
+    int bytes = 4 * (dims + 1);
+    for (int i = 0; i < bytes; i++) to[i] = (uint8_t)(numbers[i / 4] >> (24 - 8 * (i % 4)));
+    return (size_t)bytes;
 }
 
 /* `count` images of 4 x 4 whose pixel k is (16 i + k) mod 256, and labels i mod 10; buffers of header and content. */

@@ -159,7 +159,7 @@ START_TEST(test_csv_of_many_lines_is_read_from_gzip)
     td_context *td = open_cpu(TD_F32);
     test_files files = files_open();
     enum { LINES = 20000 };
-    char *text = check_alloc(LINES * 32);
+    char *text = check_alloc((size_t)LINES * 32);
     int used = 0;
     for (int i = 0; i < LINES; i++) used += sprintf(text + used, "%d.5,%d,%d\n", i, -i, i % 7);
     data_set *set = data_csv(td, file_write_gzip(&files, "a.csv.gz", text, (size_t)used), NULL);

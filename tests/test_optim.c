@@ -3,6 +3,7 @@
 #include <tandem/optim.h>
 
 #include "tests/check.h"
+#include "tests/memory.h"
 
 /* The loss: sum of curvature (w - centre)^2 over two parameters, hidden.weight (2, 3) and hidden.bias (4), from 1. */
 enum { WEIGHTS = 6, BIASES = 4, ALL = WEIGHTS + BIASES };
@@ -292,15 +293,37 @@ START_TEST(test_only_the_module_given_is_trained)
 END_TEST
 
 /* A unit of parameters is updated as one, so none of it may be left out unsaid. */
-START_TEST(test_a_parameter_left_out_must_be_frozen)
+START_TEST(test_two_optimizers_update_their_own_parameters)
+{
+    bowl b = bowl_open(TD_F64);
+    td_module beside = td_child(b.root, "hidden2");
+    td_state other = td_parameter(beside, "weight", TD_SHAPE(2, 3), td_init_constant(1));
+    opt_optimizer *opt = opt_sgd(b.hidden, NULL), *second = opt_sgd(beside, &(opt_sgd_options){ .name = "second" });
+    td_backward(td_sum(td_square(td_use(b.weight)), TD_ALL, TD_DROP));
+    td_backward(td_sum(td_square(td_use(other)), TD_ALL, TD_DROP));
+    opt_step(opt, 0.1);
+    opt_step(second, 0.2);
+    ck_assert_msg(td_step(b.td), "%s", td_error_text(b.td));
+    double first[1], last[1];
+    ck_assert(td_state_read(b.weight, 0, 1, first) && td_state_read(other, 5, 1, last));
+    ck_assert_double_eq_tol(first[0], 0.8, 1e-15);
+    ck_assert_double_eq_tol(last[0], 0.6, 1e-15);
+    opt_close(second);
+    bowl_close(&b, opt);
+}
+END_TEST
+
+START_TEST(test_what_no_optimizer_has_keeps_its_value)
 {
     bowl b = bowl_open(TD_F64);
     td_state other = td_parameter(td_child(b.root, "hidden2"), "weight", TD_SHAPE(2, 3), td_init_constant(1));
     opt_optimizer *opt = opt_sgd(b.hidden, NULL);
     td_backward(td_add(bowl_loss(&b), bowl_part(other, 0)));
     opt_step(opt, 0.1);
-    ck_assert(!td_step(b.td));
-    ck_assert_str_has(td_error_text(b.td), "'hidden2.weight' trains too and shares a unit with 'hidden.weight'");
+    ck_assert_msg(td_step(b.td), "%s", td_error_text(b.td));
+    double kept[1];
+    ck_assert(td_state_read(other, 5, 1, kept));
+    ck_assert_double_eq(kept[0], 1);
     bowl_close(&b, opt);
 }
 END_TEST
@@ -423,6 +446,27 @@ START_TEST(test_a_norm_nobody_asked_for_is_an_error)
 }
 END_TEST
 
+START_TEST(test_making_without_memory_is_an_error_and_can_be_tried_again)
+{
+    memory_test memory = { .refused = -1 };
+    td_context *td = open_with(&memory);
+    td_parameter(td_root(td), "weight", TD_SHAPE(2), td_init_constant(1));
+    opt_optimizer *opt = NULL;
+    int failures = 0;
+    for (; !opt; failures++) {
+        ck_assert_int_eq(td_error(td), failures ? TD_ERROR_MEMORY : TD_OK);
+        td_clear_error(td);
+        memory_refuse(&memory, failures);
+        opt = opt_adamw(td_root(td), NULL);
+    }
+    ck_assert_no_error(td);
+    ck_assert_int_gt(failures, 3);
+    opt_close(opt);
+    td_close(td);
+    ck_assert_int_eq(memory.held, 0);
+}
+END_TEST
+
 /* ---- Schedules ------------------------------------------------------------------------------------------ */
 
 static void expect_rates(const opt_schedule *s, int count, const int64_t *steps, const double *expected)
@@ -473,8 +517,9 @@ TESTS("optim", test_adam_follows_its_formula, test_adamw_follows_its_formula, te
       test_clipping_scales_by_the_norm_over_all_parameters, test_a_gradient_within_the_limit_is_not_touched,
       test_gradients_of_several_backwards_add_up, test_moments_and_counter_have_their_names,
       test_only_momentum_has_a_momentum_buffer, test_a_new_rate_needs_no_new_plan,
-      test_only_the_module_given_is_trained, test_a_parameter_left_out_must_be_frozen, test_frozen_parameters_stay,
+      test_only_the_module_given_is_trained, test_two_optimizers_update_their_own_parameters, test_what_no_optimizer_has_keeps_its_value, test_frozen_parameters_stay,
       test_groups_have_their_own_decay_and_rate, test_the_rest_is_a_group_of_its_own,
       test_options_out_of_range_are_refused, test_a_second_optimizer_needs_a_name,
       test_a_rate_that_cannot_be_is_refused, test_a_norm_nobody_asked_for_is_an_error,
+      test_making_without_memory_is_an_error_and_can_be_tried_again,
       test_rates_are_those_of_their_formulas, test_a_known_recipe, test_a_schedule_without_length_ends_at_once)
