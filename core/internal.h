@@ -106,6 +106,10 @@ bool td_stage_printed(const td_context *td, td_stage stage);
 
 /* Grows *array so that it holds at least `needed` items; keeps its content. */
 bool td_grow(td_context *td, void **array, uint32_t *room, uint32_t needed, size_t item_bytes, const char *kind);
+static inline bool td_room(td_context *td, void **array, uint32_t *room, uint32_t needed, size_t item_bytes, const char *kind)
+{
+    return needed <= *room || td_grow(td, array, room, needed, item_bytes, kind);
+}
 char *td_copy_text(td_context *td, const char *text, const char *kind);
 /* Growing text; text is NULL after a failure. Free with td_free(td, b.text, b.room, "host"). */
 typedef struct td_text {
@@ -138,6 +142,8 @@ struct td_onednn *td_onednn_of(td_context *td);           /* NULL after td_fail 
 /* ---- Programs (program.c) */
 void td_program_reset(td_program *p, uint32_t generation);
 void td_program_drop(td_program *p);                      /* frees the arrays */
+/* Appends a node with room for inputs, outputs and attributes, for the caller to fill; NULL after td_fail. */
+td_node *td_append(td_program *p, int inputs, int outputs, size_t attr_bytes);
 bool td_program_copy(td_program *to, const td_program *from);
 bool td_program_same(const td_program *a, const td_program *b);
 void td_program_log(const td_program *p, td_stage stage);

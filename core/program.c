@@ -71,21 +71,21 @@ bool td_program_same(const td_program *a, const td_program *b)
 
 /* ---- Building */
 
-/* Appends a node with room for its outputs; the caller fills node and values. NULL: out of memory. */
-static td_node *append(td_program *p, int inputs, int outputs, size_t attr_bytes)
+td_node *td_append(td_program *p, int inputs, int outputs, size_t attr_bytes)
 {
     td_context *td = p->td;
     uint32_t attrs = (uint32_t)((attr_bytes + 7) & ~(size_t)7);
-    bool room = td_grow(td, (void **)&p->nodes, &p->node_room, p->node_count + 1, sizeof *p->nodes, "program") &&
-                td_grow(td, (void **)&p->values, &p->value_room, p->value_count + (uint32_t)outputs, sizeof *p->values, "program") &&
-                td_grow(td, (void **)&p->inputs, &p->input_room, p->input_count + (uint32_t)inputs, sizeof *p->inputs, "program") &&
-                td_grow(td, (void **)&p->attrs, &p->attr_room, p->attr_count + attrs, 1, "program");
+    bool room = td_room(td, (void **)&p->nodes, &p->node_room, p->node_count + 1, sizeof *p->nodes, "program") &&
+                td_room(td, (void **)&p->values, &p->value_room, p->value_count + (uint32_t)outputs, sizeof *p->values, "program") &&
+                td_room(td, (void **)&p->inputs, &p->input_room, p->input_count + (uint32_t)inputs, sizeof *p->inputs, "program") &&
+                td_room(td, (void **)&p->attrs, &p->attr_room, p->attr_count + attrs, 1, "program");
     if (!room) return NULL;
     td_node *n = &p->nodes[p->node_count++];
     n->input = p->input_count, n->inputs = (uint32_t)inputs;
     n->output = p->value_count, n->outputs = (uint32_t)outputs;
     n->attr = p->attr_count, n->attr_bytes = (uint32_t)attr_bytes;
     n->hash = 0;
+    n->after = TD_NONE;
     p->input_count += (uint32_t)inputs;
     p->value_count += (uint32_t)outputs;
     p->attr_count += attrs;
@@ -96,7 +96,7 @@ static td_node *append(td_program *p, int inputs, int outputs, size_t attr_bytes
 td_id td_emit(td_program *p, const td_emission *e)
 {
     if (p->td->error != TD_OK) return TD_NONE;
-    td_node *n = append(p, e->input_count, e->output_count, e->attr_bytes);
+    td_node *n = td_append(p, e->input_count, e->output_count, e->attr_bytes);
     if (!n) return TD_NONE;
     n->op = e->op;
     n->file = e->like ? e->like->file : NULL;

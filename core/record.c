@@ -75,39 +75,48 @@ static void fold(td_program *p, td_node *n)
 
 enum { FEW_INPUTS = 8 };
 
+static td_tensor append_call(td_program *p, const td_call *call, td_here here, const td_tensor *in)
+{
+    td_context *td = p->td;
+    td_node *n = td_append(p, call->inputs, call->outputs, call->attr_bytes);
+    if (!n) return failed_tensor(td);
+    n->op = call->op;
+    n->file = here.file;
+    n->line = here.line;
+    n->module = td->module;
+    n->phase = td->phase;
+    for (int i = 0; i < call->inputs; i++) p->inputs[n->input + (uint32_t)i] = in[i].id;
+    if (call->attr_bytes) memcpy(p->attrs + n->attr, call->attr, call->attr_bytes);
+    for (int k = 0; k < call->outputs; k++) {
+        td_value *v = &p->values[n->output + (uint32_t)k];
+        *v = call->out[k];
+        v->node = p->node_count - 1;
+        v->output = (uint16_t)k;
+    }
+    if (p == &td->recording) fold(p, n);
+    return call->outputs ? (td_tensor){ .td = td, .id = n->output, .generation = p->generation } : failed_tensor(td);
+}
+
 td_tensor td_record_sized(td_context *td, const td_op *op, td_here here, int n, const td_tensor *in, const void *attr, size_t attr_bytes)
 {
     if (td->error != TD_OK) return failed_tensor(td);
     td_program *p = td->program;
     const td_value *few[FEW_INPUTS], **values = few;
-    td_id few_ids[FEW_INPUTS], *ids = few_ids;
-    for (int i = 0; i < n; i++)
-        if (!check_input(td, op, here, i, in[i])) return failed_tensor(td);
-    if (n > FEW_INPUTS) {
-        values = td_alloc(td, (size_t)n * (sizeof *values + sizeof *ids), "program");
-        if (!values) return failed_tensor(td);
-        ids = (td_id *)(values + n);
-    }
-    for (int i = 0; i < n; i++) {
-        ids[i] = in[i].id;
-        values[i] = &p->values[in[i].id];
+    if (n > FEW_INPUTS && !(values = td_alloc(td, (size_t)n * sizeof *values, "program"))) return failed_tensor(td);
+    td_tensor result = failed_tensor(td);
+    bool good = true;
+    for (int i = 0; i < n && good; i++) {
+        good = check_input(td, op, here, i, in[i]);
+        if (good) values[i] = &p->values[in[i].id];
     }
     td_value out[TD_CALL_OUTPUTS];
     out[0] = (td_value){ 0 };
     td_call call = { .td = td, .op = op, .attr = attr, .attr_bytes = attr_bytes, .inputs = n, .in = values, .outputs = 1, .out = out };
-    td_tensor result = failed_tensor(td);
-    if (!op->shape(&call)) {
+    if (good && !op->shape(&call))
         locate_error(td, here);
-    } else {
-        td_node like = { .file = here.file, .line = here.line, .module = td->module, .phase = td->phase };
-        td_id first = td_emit(p, &(td_emission){ .op = op, .like = &like, .inputs = ids, .input_count = n, .attr = attr,
-                                                 .attr_bytes = attr_bytes, .outputs = out, .output_count = call.outputs, .after = TD_NONE });
-        if (td->error == TD_OK) {
-            if (p == &td->recording) fold(p, &p->nodes[p->node_count - 1]);
-            if (call.outputs) result = (td_tensor){ .td = td, .id = first, .generation = p->generation };
-        }
-    }
-    if (values != few) td_free(td, (void *)values, (size_t)n * (sizeof *values + sizeof *ids), "program");
+    else if (good)
+        result = append_call(p, &call, here, in);
+    if (values != few) td_free(td, (void *)values, (size_t)n * sizeof *values, "program");
     return result;
 }
 

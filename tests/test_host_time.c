@@ -1,0 +1,101 @@
+/* How long the host takes: recording, and handing over a step that was planned before.
+ *
+ * Labels: release
+ */
+#include "tests/check.h"
+
+#include <time.h>
+
+#include <tandem/nn.h>
+#include <tandem/optim.h>
+#include <tandem/rewrite.h>
+
+static double now_us(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+static double median(double *values, int count)
+{
+    qsort(values, (size_t)count, sizeof *values, by_value);
+    return values[count / 2];
+}
+
+/* An operation that is the first call of the step and says when it began. */
+static double began_us;
+
+static bool stamp_shape(td_call *call)
+{
+    call->out[0].dtype = call->in[0]->dtype;
+    return true;
+}
+
+static void stamp_cpu(const td_kernel *k)
+{
+    began_us = now_us();
+    *(float *)k->out[0].data = *(const float *)k->in[0].data;
+}
+
+static const td_op stamp = { .name = "stamp", .inputs = 1, .shape = stamp_shape, .cpu = stamp_cpu };
+
+enum { STEPS = 1000, ROWS = 16 };
+
+START_TEST(test_a_planned_step_reaches_its_first_kernel_in_15_us)
+{
+    td_context *td = td_open(&(td_options){ .threads = 1, .log = check_log_line });
+    td_module root = td_root(td);
+    nn_linear hidden = nn_linear_make(root, "hidden", 784, 64), second = nn_linear_make(root, "second", 64, 64), out = nn_linear_make(root, "out", 64, 10);
+    opt_optimizer *opt = opt_adamw(root, &(opt_adamw_options){ .decay = 0.01, .max_norm = 1 });
+    static float x[ROWS * 784];
+    static int32_t labels[ROWS];
+    static double us[STEPS];
+    for (int s = -10; s < STEPS; s++) {
+        double start = now_us();
+        td_tensor first = td_scalar(td, s);
+        td_keep(td_record(&stamp, TD_HERE, 1, &first, NULL));
+        td_tensor h = td_relu(nn_linear_apply(&hidden, td_input(td, "x", TD_F32, TD_SHAPE(ROWS, 784), x)));
+        h = td_dropout(td_relu(nn_linear_apply(&second, h)), 0.1);
+        td_backward(td_cross_entropy(nn_linear_apply(&out, h), td_input(td, "y", TD_I32, TD_SHAPE(ROWS), labels)));
+        opt_step(opt, 1e-3);
+        ck_assert_msg(td_step(td), "%s", td_error_text(td));
+        if (s >= 0) us[s] = began_us - start;
+    }
+    ck_assert_int_eq(td_last_report(td).plans, 1);
+    double half = median(us, STEPS);
+    printf("first record call to first kernel: median %.2f us (aim: under 15)\n", half);
+    ck_assert_msg(half < 15, "%.2f us", half);
+    opt_close(opt);
+    td_close(td);
+}
+END_TEST
+
+START_TEST(test_recording_takes_under_60_ns_an_operation)
+{
+    enum { OPERATIONS = 2500, RUNS = 51 };
+    td_context *td = td_open(&(td_options){ .threads = 1, .log = check_log_line });
+    static double ns[RUNS];
+    for (int r = 0; r < RUNS; r++) {
+        td_tensor x = td_fill(td, TD_F32, TD_SHAPE(4, 4), 1), y = td_fill(td, TD_F32, TD_SHAPE(4), 2);
+        double start = now_us();
+        for (int i = 0; i < OPERATIONS / 2; i++) x = td_relu(td_add(x, y));
+        ns[r] = (now_us() - start) * 1e3 / OPERATIONS;
+        td_keep(x);
+        if (r < 2) ck_assert_msg(td_step(td), "%s", td_error_text(td));
+        td_clear_error(td); /* drops the recording: recording alone is timed */
+    }
+    double half = median(ns, RUNS);
+    printf("recording: median %.1f ns an operation (aim: under 60)\n", half);
+    ck_assert_msg(half < 60, "%.1f ns", half);
+    td_close(td);
+}
+END_TEST
+
+TESTS("host time", test_a_planned_step_reaches_its_first_kernel_in_15_us, test_recording_takes_under_60_ns_an_operation)
