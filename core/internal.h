@@ -91,7 +91,6 @@ struct td_context {
     td_run run;
     td_report report;
     struct td_onednn *onednn;
-    struct td_eager *eager;
 
     uint32_t passes_off;                      /* bits of td_pass_kind */
     uint32_t print;
@@ -245,6 +244,7 @@ void td_plan_free(td_context *td, td_planned *plan);
 bool td_plan_run(td_context *td, td_planned *plan);
 
 /* ---- Step (step.c) */
+void td_compute_now(td_tensor t);                         /* eager: a value of the recording, checked for NaN */
 void td_step_close(td_context *td);
 
 #endif

@@ -116,6 +116,7 @@ td_tensor td_record_sized(td_context *td, const td_op *op, td_here here, int n, 
         locate_error(td, here);
     else if (good)
         result = append_call(p, &call, here, in);
+    if (td->options.eager && p == &td->recording && !td_failed(result) && op != &td_op_gradients) td_compute_now(result);
     if (values != few) td_free(td, (void *)values, (size_t)n * sizeof *values, "program");
     return result;
 }

@@ -1,12 +1,13 @@
 /* Collectives and their communication-free relatives as operations of a program.
  *
  *     all_reduce       partial    -> replicated
- *     reduce_scatter   partial    -> sharded along dimension 0
+ *     reduce_scatter   partial    -> sharded
  *     all_gather       sharded    -> replicated
  *     own_part         replicated -> sharded: this rank's part of what it has
  *     count_once       replicated -> partial: the value on the axis' first rank, zeros on the others
  *
- * Each works on one mesh axis. Failures of the transport are in the context when it returns.
+ * Each works on one mesh axis. A part along dimension 0 is consecutive memory; along another dimension the parts are
+ * put together, or taken apart, in the workspace. Failures of the transport are in the context when it returns.
  */
 #include "parallel/strategy.h"
 
@@ -14,6 +15,7 @@
 #include <string.h>
 
 static const par_collective_attr *attr_of(const td_kernel *k) { return k->attr; }
+static int ranks_of(const td_kernel *k) { return k->run->mesh->size[attr_of(k)->axis]; }
 static int64_t elements(const td_arg *a) { return td_shape_elements(a->shape); }
 static size_t bytes_of(const td_arg *a) { return (size_t)(elements(a) * td_dtype_size(a->dtype)); }
 
@@ -24,7 +26,40 @@ static void print_axis(const td_program *p, const td_node *n, char *to, size_t r
     snprintf(to, room, "%s of %d", mesh->name[a->axis], mesh->size[a->axis]);
 }
 
-static int ranks_of(const td_kernel *k) { return k->run->mesh->size[attr_of(k)->axis]; }
+
+
+/* ---- Parts along a dimension other than the first */
+
+typedef struct parts {
+    int64_t outer, whole, part;               /* runs of the dimension, their bytes in the whole and in a part */
+} parts;
+
+static parts parts_of(const td_kernel *k, const td_arg *whole)
+{
+    int dim = attr_of(k)->dim;
+    parts p = { .outer = 1, .whole = td_dtype_size(whole->dtype) };
+    for (int d = 0; d < dim; d++) p.outer *= whole->shape.dim[d];
+    for (int d = dim; d < whole->shape.rank; d++) p.whole *= whole->shape.dim[d];
+    p.part = p.whole / ranks_of(k);
+    return p;
+}
+
+/* Copies part `rank` of `whole` to `part` (or back). */
+static void copy_part(const parts *p, int rank, char *whole, char *part, bool back)
+{
+    for (int64_t o = 0; o < p->outer; o++) {
+        char *w = whole + o * p->whole + rank * p->part, *q = part + o * p->part;
+        memcpy(back ? w : q, back ? q : w, (size_t)p->part);
+    }
+}
+
+static bool prepare_parts(td_context *td, const td_kernel *k, td_preparation *out)
+{
+    (void)td;
+    const td_arg *whole = elements(&k->in[0]) > elements(&k->out[0]) ? &k->in[0] : &k->out[0];
+    if (attr_of(k)->dim) out->workspace_bytes = (int64_t)bytes_of(whole);
+    return true;
+}
 
 /* ---- all_reduce */
 
@@ -51,7 +86,13 @@ const td_op par_op_all_reduce = {
 static void reduce_scatter_cpu(const td_kernel *k)
 {
     const td_transport *t = k->run->transport;
-    t->reduce_scatter(t->self, attr_of(k)->axis, k->in[0].data, k->out[0].data, elements(&k->out[0]), k->out[0].dtype);
+    char *from = k->in[0].data;
+    if (attr_of(k)->dim) {
+        parts p = parts_of(k, &k->in[0]);
+        for (int r = 0; r < ranks_of(k); r++) copy_part(&p, r, k->in[0].data, (char *)k->workspace + r * p.outer * p.part, false);
+        from = k->workspace;
+    }
+    t->reduce_scatter(t->self, attr_of(k)->axis, from, k->out[0].data, elements(&k->out[0]), k->out[0].dtype);
 }
 
 static td_cost reduce_scatter_cost(const td_kernel *k)
@@ -62,7 +103,7 @@ static td_cost reduce_scatter_cost(const td_kernel *k)
 
 const td_op par_op_reduce_scatter = {
     .name = "reduce_scatter", .inputs = 1, .flags = TD_OP_COLLECTIVE, .attr_bytes = sizeof(par_collective_attr),
-    .cpu = reduce_scatter_cpu, .cost = reduce_scatter_cost, .print = print_axis,
+    .prepare = prepare_parts, .cpu = reduce_scatter_cpu, .cost = reduce_scatter_cost, .print = print_axis,
 };
 
 /* ---- all_gather */
@@ -70,7 +111,10 @@ const td_op par_op_reduce_scatter = {
 static void all_gather_cpu(const td_kernel *k)
 {
     const td_transport *t = k->run->transport;
-    t->all_gather(t->self, attr_of(k)->axis, k->in[0].data, k->out[0].data, elements(&k->in[0]), k->in[0].dtype);
+    char *to = attr_of(k)->dim ? k->workspace : k->out[0].data;
+    if (!t->all_gather(t->self, attr_of(k)->axis, k->in[0].data, to, elements(&k->in[0]), k->in[0].dtype) || !attr_of(k)->dim) return;
+    parts p = parts_of(k, &k->out[0]);
+    for (int r = 0; r < ranks_of(k); r++) copy_part(&p, r, k->out[0].data, to + r * p.outer * p.part, true);
 }
 
 static td_cost all_gather_cost(const td_kernel *k)
@@ -81,21 +125,15 @@ static td_cost all_gather_cost(const td_kernel *k)
 
 const td_op par_op_all_gather = {
     .name = "all_gather", .inputs = 1, .flags = TD_OP_COLLECTIVE, .attr_bytes = sizeof(par_collective_attr),
-    .cpu = all_gather_cpu, .cost = all_gather_cost, .print = print_axis,
+    .prepare = prepare_parts, .cpu = all_gather_cpu, .cost = all_gather_cost, .print = print_axis,
 };
 
-/* ---- own_part: along any dimension; what lies before it repeats */
+/* ---- own_part */
 
 static void own_part_cpu(const td_kernel *k)
 {
-    const par_collective_attr *a = attr_of(k);
-    const td_arg *in = &k->in[0], *out = &k->out[0];
-    int64_t outer = 1, inner = td_dtype_size(in->dtype);
-    for (int d = 0; d < a->dim; d++) outer *= in->shape.dim[d];
-    for (int d = a->dim + 1; d < in->shape.rank; d++) inner *= in->shape.dim[d];
-    int64_t from = in->shape.dim[a->dim] * inner, part = out->shape.dim[a->dim] * inner;
-    int64_t at = k->run->mesh->at[a->axis] * part;
-    for (int64_t o = 0; o < outer; o++) memcpy((char *)out->data + o * part, (const char *)in->data + o * from + at, (size_t)part);
+    parts p = parts_of(k, &k->in[0]);
+    copy_part(&p, k->run->mesh->at[attr_of(k)->axis], k->in[0].data, k->out[0].data, false);
 }
 
 const td_op par_op_own_part = {

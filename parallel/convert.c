@@ -33,8 +33,7 @@ static bool divides(const td_program *p, td_id id, int axis, int dim)
 static td_id to_sharded(td_program *p, td_id id, int axis, int dim, const td_node *reader)
 {
     if (!divides(p, id, axis, dim)) return refuse(p, id, "sharding a dimension that the ranks do not divide", reader);
-    if (p->values[id].place.kind[axis] == TD_PARTIAL && dim == 0) return emit(p, &par_op_reduce_scatter, id, axis, dim, TD_SHARDED, reader);
-    if (p->values[id].place.kind[axis] == TD_PARTIAL) id = emit(p, &par_op_all_reduce, id, axis, 0, TD_REPLICATED, reader);
+    if (p->values[id].place.kind[axis] == TD_PARTIAL) return emit(p, &par_op_reduce_scatter, id, axis, dim, TD_SHARDED, reader);
     return emit(p, &par_op_own_part, id, axis, dim, TD_SHARDED, reader);
 }
 
@@ -42,8 +41,7 @@ static td_id to_replicated(td_program *p, td_id id, int axis, const td_node *rea
 {
     td_placement have = p->values[id].place;
     if (have.kind[axis] == TD_PARTIAL) return emit(p, &par_op_all_reduce, id, axis, 0, TD_REPLICATED, reader);
-    if (have.dim[axis]) return refuse(p, id, "gathering along a dimension other than the first", reader);
-    return emit(p, &par_op_all_gather, id, axis, 0, TD_REPLICATED, reader);
+    return emit(p, &par_op_all_gather, id, axis, have.dim[axis], TD_REPLICATED, reader);
 }
 
 td_id par_convert(td_program *p, td_id id, td_placement to, const td_node *reader)

@@ -107,8 +107,8 @@ static int rank_main(const char *mode)
         for (int i = 0; i < 20000; i++) rank == 0 ? 0 : fprintf(stderr, "line %d of a long report, %d\n", i, rank);
     else {
         if (strcmp(mode, "pauses") == 0) write_pid(rank);
-        for (int i = 0; i < (strcmp(mode, "pauses") == 0 ? 100 : 1) && status == 0; i++) {
-            if (i) sleep_s(0.02);
+        for (int i = 0; i < (strcmp(mode, "pauses") == 0 ? 20 : 1) && status == 0; i++) {
+            if (i && rank == 0) sleep_s(0.1); /* meanwhile the others wait for it */
             status = run_steps(world, rank, mode);
         }
     }
@@ -252,6 +252,7 @@ static launcher_process start_launcher(const char *mode, const char *ranks, cons
     ck_assert_int_eq(pipe2(ends, O_CLOEXEC), 0);
     l.pid = fork();
     if (l.pid == 0) {
+        setpgid(0, 0);
         setenv("TEST_LAUNCH_PIDS", l.folder, 1);
         dup2(ends[1], STDOUT_FILENO);
         dup2(ends[1], STDERR_FILENO);
@@ -310,6 +311,7 @@ START_TEST(test_only_rank_0_speaks)
 }
 END_TEST
 
+/* A terminal signals the whole process group. */
 START_TEST(test_signals_are_passed_on_once_so_that_ranks_can_save)
 {
     static const int signals[] = { SIGTERM, SIGINT };
@@ -317,7 +319,7 @@ START_TEST(test_signals_are_passed_on_once_so_that_ranks_can_save)
         int status;
         launcher_process l = start_launcher("saves", "3", "20");
         for (int r = 0; r < 3; r++) rank_pid(&l, r);
-        kill(l.pid, signals[i]);
+        kill(-l.pid, signals[i]);
         const char *text = end_launcher(&l, &status);
         ck_assert_str_eq(text, "[]\n");
         ck_assert_int_eq(status, 0);
@@ -373,6 +375,7 @@ START_TEST(test_a_suspended_run_goes_on)
     int status;
     launcher_process l = start_launcher("pauses", "3", "1.5");
     for (int r = 0; r < 3; r++) rank_pid(&l, r);
+    sleep_s(0.2);
     kill(l.pid, SIGTSTP);
     ck_assert_int_eq(waitpid(l.pid, &status, WUNTRACED), l.pid);
     ck_assert(WIFSTOPPED(status));

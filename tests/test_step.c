@@ -262,10 +262,20 @@ START_TEST(test_eager_names_the_operation_that_gave_nan)
 {
     td_context *td = td_open(&(td_options){ .dtype = TD_F64, .eager = true, .log = check_log_line });
     td_tensor x = td_fill(td, TD_F64, TD_SHAPE(2), -1);
-    td_keep(td_exp(td_log(x)));
-    ck_assert(!td_step(td));
+    td_tensor y = td_log(x); const int line = __LINE__;
+    ck_assert_int_eq(td_error(td), TD_ERROR_NUMBER); /* at the call, not at the step */
+    char expected[100];
+    snprintf(expected, sizeof expected, "log: gave NaN (tests/test_step.c:%d)", line);
+    ck_assert_str_eq(td_error_text(td), expected);
+    ck_assert(td_failed(td_exp(y)));
+    td_clear_error(td);
+
+    td_state w = weight(td, "w", 2, 0);
+    td_tensor loss = td_sum(td_sqrt(td_use(w)), TD_ALL, TD_DROP); /* 0, with an infinite slope */
+    td_backward(td_mul(loss, loss));
+    td_gradient_norm_at(td_gradients_at(td, &w, 1, TD_HERE), TD_HERE);
     ck_assert_int_eq(td_error(td), TD_ERROR_NUMBER);
-    ck_assert_str_has(td_error_text(td), "log: gave NaN (tests/test_step.c:");
+    ck_assert_str_has(td_error_text(td), "(in the backward): gave NaN (tests/test_step.c:");
     td_close(td);
 }
 END_TEST

@@ -14,22 +14,21 @@ static bool matmul_shape(td_call *call)
     td_shape a = call->in[0]->shape, b = call->in[1]->shape;
     td_dtype dtype = (td_dtype)call->in[0]->dtype;
     char text[2][TD_SHAPE_TEXT];
-    td_shape_text(a, text[0]);
-    td_shape_text(b, text[1]);
     if (!td_call_same_dtype(call))
         return false;
     if (!td_is_float(dtype))
         return td_call_fail(call, "needs float operands, got %s", td_dtype_name(dtype));
     if (a.rank < 2 || b.rank < 2)
-        return td_call_fail(call, "needs at least two dimensions, got shapes %s and %s", text[0], text[1]);
+        return td_call_fail(call, "needs at least two dimensions, got shapes %s and %s", td_shape_text(a, text[0]),
+                            td_shape_text(b, text[1]));
     int64_t m = a.dim[a.rank - 2 + attr->transpose_a], k = a.dim[a.rank - 1 - attr->transpose_a];
     int64_t n = b.dim[b.rank - 1 - attr->transpose_b], k_b = b.dim[b.rank - 2 + attr->transpose_b];
     bool batched = b.rank == 2 || b.rank == a.rank;
     for (int i = 0; batched && b.rank > 2 && i < a.rank - 2; i++)
         batched = a.dim[i] == b.dim[i];
     if (k != k_b || !batched)
-        return td_call_fail(call, "shapes %s and %s do not multiply%s%s", text[0], text[1], attr->transpose_a ? ", a transposed" : "",
-                            attr->transpose_b ? ", b transposed" : "");
+        return td_call_fail(call, "shapes %s and %s do not multiply%s%s", td_shape_text(a, text[0]), td_shape_text(b, text[1]),
+                            attr->transpose_a ? ", a transposed" : "", attr->transpose_b ? ", b transposed" : "");
     a.dim[a.rank - 2] = m;
     a.dim[a.rank - 1] = n;
     call->out[0].shape = a;

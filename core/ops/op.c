@@ -129,7 +129,8 @@ bool td_call_broadcast(const td_call *call, td_shape *out)
 {
     td_shape shape = call->in[0]->shape;
     for (int i = 1; i < call->inputs; i++) {
-        if (td_shape_broadcast(shape, call->in[i]->shape, &shape))
+        const td_shape *in = &call->in[i]->shape;
+        if (td_shape_equal(shape, *in) || td_shape_broadcast(shape, *in, &shape))
             continue;
         char text[3][TD_SHAPE_TEXT];
         for (int j = 0; j < 3 && j < call->inputs; j++)

@@ -10,12 +10,10 @@
 
 static bool pointwise_shape(td_call *call)
 {
-    td_shape shape;
-    if (!td_call_same_dtype(call) || !td_call_broadcast(call, &shape))
-        return false;
-    call->out[0].shape = shape;
+    if (call->inputs == 1)
+        return td_call_like(call, 0);
     call->out[0].dtype = call->in[0]->dtype;
-    return true;
+    return td_call_same_dtype(call) && td_call_broadcast(call, &call->out[0].shape);
 }
 
 static td_cost pointwise_cost(const td_kernel *k)

@@ -1,0 +1,255 @@
+/* Placement: every operation gives on several ranks, its inputs cut among them, what it gives on one.
+ *
+ * Each case of each operation is run with every choice of inputs that can be cut along their first dimension, and its
+ * results and gradients compared with one rank's. Then the conversions, one by one, and programs whose sizes tempt.
+ *
+ * Labels: threads
+ * Timeout: 300 s
+ */
+#include "tests/check.h"
+
+#include "core/ops/list.h"
+
+#include <tandem/parallel.h>
+
+#define NAME_OPERATION(name) &td_op_##name,
+static const td_op *const operations[] = { TD_OPERATIONS(NAME_OPERATION) };
+enum { OPERATIONS = sizeof operations / sizeof *operations, INPUTS = TD_RULE_INPUTS, MOST = 1 << 17 };
+
+typedef struct job {
+    const td_op *op;
+    const td_case *c;
+    uint32_t cut;                             /* bit i: input i is a batch */
+    int ranks;
+    double *result[INPUTS + 1];               /* the output, then each input's gradient; NULL: none */
+    int64_t count[INPUTS + 1];
+    char error[512];
+} job;
+
+static double *values[INPUTS];
+static int32_t *labels[INPUTS];
+
+static int input_count(const td_case *c)
+{
+    int n = 0;
+    while (n < INPUTS && c->in[n].kind != TD_CASE_NONE) n++;
+    return n;
+}
+
+static int64_t elements_of(const td_case_input *in)
+{
+    int64_t n = 1;
+    for (int d = 0; d < in->rank; d++) n *= in->dim[d];
+    return n;
+}
+
+static void fill_inputs(const td_case *c)
+{
+    uint64_t counter = 1;
+    for (int i = 0; i < input_count(c); i++) {
+        const td_case_input *in = &c->in[i];
+        double scale = in->scale == 0 ? 1 : in->scale;
+        for (int64_t e = 0; e < elements_of(in); e++) {
+            double x = check_normal(counter++);
+            values[i][e] = in->kind == TD_CASE_POSITIVE ? 0.3 + fabs(x) : scale * x;
+            labels[i][e] = (int32_t)(counter * 7 % (uint64_t)(in->scale > 0 ? in->scale : 1));
+        }
+    }
+}
+
+static td_tensor record_input(td_context *td, const job *j, int i, int rank)
+{
+    const td_case_input *in = &j->c->in[i];
+    td_shape shape = td_shape_of(in->rank, in->dim);
+    bool is_label = in->kind == TD_CASE_LABELS;
+    int64_t at = j->cut >> i & 1 ? rank * (elements_of(in) / j->ranks) : 0;
+    const void *data = is_label ? (const void *)(labels[i] + at) : (const void *)(values[i] + at);
+    td_dtype dtype = is_label ? TD_I32 : TD_F64;
+    return j->cut >> i & 1 ? td_batch(td, "x", dtype, shape, data) : td_input(td, "x", dtype, shape, data);
+}
+
+static bool is_number(td_tensor t) { return td_dtype_at(t) == TD_F64 || td_dtype_at(t) == TD_F32; }
+
+static void read_result(job *j, int k, td_tensor t)
+{
+    if (td_failed(t) || !j->result[k]) return;
+    td_read(t, j->result[k]);
+}
+
+/* sum y^2 + y: its gradient is 2 y + 1. */
+static td_tensor scalar_of(td_tensor y)
+{
+    if (td_dtype_at(y) != TD_F64) y = td_cast(y, TD_F64);
+    return td_sum(td_add(td_square(y), y), TD_ALL, TD_DROP);
+}
+
+static int run_rank(par_world *world, int rank, void *user)
+{
+    job *j = user;
+    td_context *td = td_open(&(td_options){ .dtype = TD_F64, .seed = 5, .threads = 1, .poison = true });
+    if (world) par_attach(td, world, rank, &(par_options){ .strategy = j->ranks > 1 ? "ddp" : "single" });
+    int n = input_count(j->c);
+    td_tensor in[INPUTS], gradient[INPUTS];
+    for (int i = 0; i < n; i++) in[i] = record_input(td, j, i, rank);
+    td_tensor y = td_record_sized(td, j->op, TD_HERE, n, in, j->c->attr, j->c->attr ? j->op->attr_bytes : 0);
+    td_keep(y);
+    if (rank == 0) j->count[0] = td_shape_elements(td_shape_at(y)) * td_dtype_size(td_dtype_at(y));
+    for (int i = 0; i < n; i++) {
+        gradient[i] = (td_tensor){ .td = td, .id = TD_NONE };
+        if (!j->op->gradient || !is_number(in[i]) || !(is_number(y) || td_dtype_at(y) == TD_BF16)) continue;
+        gradient[i] = td_gradient(scalar_of(y), in[i]);
+        td_keep(gradient[i]);
+        if (rank == 0) j->count[1 + i] = elements_of(&j->c->in[i]) * 8;
+    }
+    bool good = td_step(td);
+    if (rank == 0) {
+        read_result(j, 0, y);
+        for (int i = 0; i < n; i++) read_result(j, 1 + i, gradient[i]);
+        snprintf(j->error, sizeof j->error, "%s", td_error_text(td));
+    }
+    td_close(td);
+    return good ? 0 : 1;
+}
+
+static void run_job(job *j, const td_op *op, const td_case *c, uint32_t cut, int ranks)
+{
+    j->op = op, j->c = c, j->cut = cut, j->ranks = ranks;
+    memset(j->count, 0, sizeof j->count);
+    int failed = par_run_threads(ranks, &(par_world_options){ .timeout_s = 20 }, run_rank, j);
+    ck_assert_msg(!failed, "%s on %d ranks, cut %x: %s", op->name, ranks, cut, j->error);
+}
+
+static void compare(const job *got, const job *want)
+{
+    for (int k = 0; k <= INPUTS; k++) {
+        ck_assert_int_eq(got->count[k], want->count[k]);
+        for (int64_t e = 0; e < want->count[k] / 8; e++) {
+            double x = got->result[k][e], y = want->result[k][e];
+            bool same = !memcmp(&x, &y, sizeof x); /* integers and bf16 are compared as bits */
+            ck_assert_msg(same || fabs(x - y) <= 1e-12 * fmax(1, fabs(y)), "%s on %d ranks, cut %x: result %d, element %lld is %.17g, one rank's %.17g",
+                          got->op->name, got->ranks, got->cut, k, (long long)e, x, y);
+        }
+    }
+}
+
+static uint32_t can_be_cut(const td_case *c, int ranks)
+{
+    uint32_t bits = 0;
+    for (int i = 0; i < input_count(c); i++)
+        if (c->in[i].rank && c->in[i].dim[0] && c->in[i].dim[0] % ranks == 0) bits |= 1u << i;
+    return bits;
+}
+
+static void make_jobs(job *a, job *b)
+{
+    for (int k = 0; k <= INPUTS; k++) {
+        a->result[k] = check_alloc(MOST * sizeof(double));
+        b->result[k] = check_alloc(MOST * sizeof(double));
+    }
+    for (int i = 0; i < INPUTS; i++) {
+        values[i] = check_alloc(MOST * sizeof(double));
+        labels[i] = check_alloc(MOST * sizeof(int32_t));
+    }
+}
+
+START_TEST(test_every_operation_gives_one_ranks_result)
+{
+    static job one, several;
+    make_jobs(&one, &several);
+    int cells = 0;
+    for (int o = 0; o < OPERATIONS; o++)
+        for (const td_case *c = operations[o]->cases; c && c->in[0].kind != TD_CASE_NONE; c++) {
+            bool small = true;
+            for (int i = 0; i < input_count(c); i++) small = small && elements_of(&c->in[i]) <= MOST / 8;
+            if (!small) continue;
+            fill_inputs(c);
+            run_job(&one, operations[o], c, 0, 1);
+            for (int ranks = 2; ranks <= 4; ranks++) {
+                uint32_t bits = can_be_cut(c, ranks);
+                for (uint32_t cut = bits; cut; cut = (cut - 1) & bits) {
+                    run_job(&several, operations[o], c, cut, ranks);
+                    compare(&several, &one);
+                    cells++;
+                }
+            }
+        }
+    ck_assert_int_gt(cells, 100);
+}
+END_TEST
+
+/* A size of 1 that stretches is not a part of anything. */
+static int stretch(par_world *world, int rank, void *user)
+{
+    double *out = user, row[3] = { 1, 2, 3 }, x[2] = { 10.0 * rank, 10.0 * rank + 1 };
+    td_context *td = td_open(&(td_options){ .dtype = TD_F64, .threads = 1 });
+    par_attach(td, world, rank, NULL);
+    int ranks = par_world_size(world);
+    td_tensor a = td_batch(td, "x", TD_F64, TD_SHAPE(2 * ranks, 1), x), b = td_input(td, "row", TD_F64, TD_SHAPE(1, 3), row);
+    td_tensor y = td_sum(td_mul(a, b), 0, TD_DROP);
+    td_keep(y);
+    bool good = td_step(td) && (rank || td_read(y, out));
+    td_close(td);
+    return !good;
+}
+
+START_TEST(test_a_stretched_dimension_is_not_cut)
+{
+    double out[3];
+    ck_assert_int_eq(par_run_threads(3, NULL, stretch, out), 0); /* 0 1 10 11 20 21: 63 */
+    ck_assert_double_eq(out[0], 63);
+    ck_assert_double_eq(out[2], 189);
+}
+END_TEST
+
+/* A penalty on the weights is the same on all ranks: it counts once, beside the batch's loss, which counts on each. */
+static int penalty(par_world *world, int rank, void *user)
+{
+    double *out = user, x[1] = { rank + 1 };
+    td_context *td = td_open(&(td_options){ .dtype = TD_F64, .threads = 1 });
+    par_attach(td, world, rank, &(par_options){ .strategy = par_world_size(world) > 1 ? "fsdp" : "single" });
+    int ranks = par_world_size(world);
+    td_state w = td_parameter(td_child(td_root(td), "a"), "w", TD_SHAPE(5), td_init_constant(3));
+    td_tensor batch = td_batch(td, "x", TD_F64, TD_SHAPE(ranks, 1), x);
+    td_tensor loss = td_add(td_sum(td_mul(batch, td_use(w)), TD_ALL, TD_DROP), td_sum(td_square(td_use(w)), TD_ALL, TD_DROP));
+    td_backward(loss);
+    td_tensor norm = td_gradient_norm_at(td_gradients_at(td, &w, 1, TD_HERE), TD_HERE);
+    td_keep(norm);
+    bool good = td_step(td);
+    if (rank == 0) out[0] = td_item(norm), out[1] = td_item(loss);
+    td_close(td);
+    return !good;
+}
+
+START_TEST(test_a_replicated_part_of_the_loss_counts_once)
+{
+    for (int ranks = 1; ranks <= 4; ranks++) {
+        double out[2], sum = ranks * (ranks + 1) / 2.0;
+        ck_assert_int_eq(par_run_threads(ranks, NULL, penalty, out), 0);
+        ck_assert_double_eq_tol(out[0], (sum + 6) * sqrt(5), 1e-12);
+        ck_assert_double_eq_tol(out[1], 15 * sum + 45, 1e-12);
+    }
+}
+END_TEST
+
+static int odd_batch(par_world *world, int rank, void *user)
+{
+    double x[3] = { 0 };
+    td_context *td = td_open(&(td_options){ .dtype = TD_F64, .threads = 1 });
+    par_attach(td, world, rank, NULL);
+    td_keep(td_sum(td_batch(td, "x", TD_F64, TD_SHAPE(5), x), TD_ALL, TD_DROP));
+    bool good = td_step(td);
+    if (rank == 0) snprintf(user, 512, "%s", td_error_text(td));
+    td_close(td);
+    return !good;
+}
+
+START_TEST(test_a_batch_that_ranks_do_not_divide_is_refused)
+{
+    char error[512] = "";
+    ck_assert_int_ne(par_run_threads(2, &(par_world_options){ .timeout_s = 5 }, odd_batch, error), 0);
+    ck_assert_str_has(error, "input: a batch of 5 rows cannot be divided among 2 ranks (tests/test_place.c:");
+}
+END_TEST
+
+TESTS("place", test_every_operation_gives_one_ranks_result, test_a_stretched_dimension_is_not_cut,
+      test_a_replicated_part_of_the_loss_counts_once, test_a_batch_that_ranks_do_not_divide_is_refused)
