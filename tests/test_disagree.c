@@ -1,0 +1,119 @@
+/* Ranks that record different steps are told so, in one message that names what differs, instead of hanging.
+ *
+ * Labels: threads
+ */
+#include "tests/check.h"
+
+#include <time.h>
+
+#include <tandem/parallel.h>
+
+typedef enum fault { NONE, ATTRIBUTE, ORDER, SHAPE, OPERATION, OPTION, SEED, EXTRA } fault;
+
+typedef struct job {
+    fault fault;
+    int ranks, bad, at;                       /* rank `bad` errs at step `at` */
+    char text[4][1024];
+    double seconds[4];
+} job;
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+static td_tensor middle(td_tensor x, bool swapped)
+{
+    return swapped ? td_exp(td_tanh(x)) : td_tanh(td_exp(x));
+}
+
+static bool step(td_context *td, int rows, bool errs, fault f)
+{
+    double x[64] = { 0 };
+    td_tensor t = td_batch(td, "x", TD_F64, TD_SHAPE(rows, errs && f == SHAPE ? 3 : 2), x);
+    t = middle(t, errs && f == ORDER);
+    t = td_dropout(t, errs && f == ATTRIBUTE ? 0.3 : 0.2);
+    t = errs && f == OPERATION ? td_square(t) : td_relu(t);
+    if (errs && f == EXTRA) t = td_neg(t);
+    td_keep(td_sum(t, TD_ALL, TD_DROP));
+    return td_step(td);
+}
+
+static int run_rank(par_world *world, int rank, void *user)
+{
+    job *j = user;
+    bool bad = rank == j->bad;
+    td_context *td = td_open(&(td_options){ .dtype = TD_F64, .threads = 1, .seed = bad && j->fault == SEED ? 2 : 1, .log = NULL });
+    par_attach(td, world, rank, &(par_options){ .strategy = "ddp", .bucket_bytes = bad && j->fault == OPTION ? 1 << 20 : 0 });
+    bool good = true;
+    for (int s = 0; s < 12 && good; s++) {
+        double start = now();
+        good = step(td, 2 * j->ranks, bad && s == j->at, j->fault);
+        if (!good) j->seconds[rank] = now() - start;
+    }
+    snprintf(j->text[rank], sizeof j->text[rank], "%s", td_error_text(td));
+    td_close(td);
+    return good ? 0 : 1;
+}
+
+static void expect(fault f, int ranks, int bad, int at, const char *const *parts)
+{
+    job j = { .fault = f, .ranks = ranks, .bad = bad, .at = at };
+    ck_assert_int_ne(par_run_threads(ranks, &(par_world_options){ .timeout_s = 10 }, run_rank, &j), 0);
+    for (int r = 0; r < ranks; r++) {
+        ck_assert_msg(j.seconds[r] < 2, "rank %d waited %.1f s", r, j.seconds[r]);
+        ck_assert_str_eq(j.text[r], j.text[0]); /* one message */
+        for (int p = 0; parts[p]; p++) ck_assert_str_has(j.text[r], parts[p]);
+    }
+}
+
+START_TEST(test_ranks_that_agree_run)
+{
+    job j = { .fault = NONE, .ranks = 3 };
+    ck_assert_int_eq(par_run_threads(3, NULL, run_rank, &j), 0);
+    ck_assert_str_eq(j.text[2], "");
+}
+END_TEST
+
+/* At the first step, where both plan, and at a later one, where the others replay. */
+START_TEST(test_an_attribute_inside_an_operation)
+{
+    for (int at = 0; at <= 7; at += 7) expect(ATTRIBUTE, 3, 1, at, (const char *const[]){ "disagree", "operation 3 is dropout", "test_disagree.c:", NULL });
+}
+END_TEST
+
+START_TEST(test_the_order_of_operations)
+{
+    for (int at = 0; at <= 7; at += 7) expect(ORDER, 2, 1, at, (const char *const[]){ "disagree", "operation 1", "exp", "tanh", NULL });
+}
+END_TEST
+
+START_TEST(test_a_shape)
+{
+    for (int at = 0; at <= 7; at += 7) expect(SHAPE, 4, 3, at, (const char *const[]){ "disagree", "operation 0 is input", "(8, 2)", "(8, 3)", NULL });
+}
+END_TEST
+
+START_TEST(test_another_operation_on_rank_0)
+{
+    for (int at = 0; at <= 7; at += 7) expect(OPERATION, 2, 0, at, (const char *const[]){ "disagree", "square", "relu", NULL });
+}
+END_TEST
+
+START_TEST(test_one_operation_more)
+{
+    for (int at = 0; at <= 7; at += 7) expect(EXTRA, 2, 1, at, (const char *const[]){ "disagree", "neg", "sum", NULL });
+}
+END_TEST
+
+START_TEST(test_an_option)
+{
+    expect(OPTION, 2, 1, 0, (const char *const[]){ "ranks disagree at step 0: option bucket is 0 on rank 0 but 1048576 on rank 1", NULL });
+    expect(SEED, 3, 2, 0, (const char *const[]){ "ranks disagree at step 0: option seed is 1 on rank 0 but 2 on rank 2", NULL });
+}
+END_TEST
+
+TESTS("disagree", test_ranks_that_agree_run, test_an_attribute_inside_an_operation, test_the_order_of_operations, test_a_shape,
+      test_another_operation_on_rank_0, test_one_operation_more, test_an_option)
