@@ -422,6 +422,21 @@ static bool lower_update(differentiation *d)
     return true;
 }
 
+/* The unit's value with `value` in place of one member. */
+static td_id with_member(differentiation *d, uint32_t unit, uint32_t state, td_id value)
+{
+    td_unit u = d->td->units[unit];
+    if (u.member_count == 1 && u.elements == u.members[0].elements)
+        return td_handle_id(td_reshape_at(td_handle(d->out, value), flat_shape(&u), (td_here){ d->at.file, d->at.line }));
+    size_t bytes = (size_t)u.member_count * sizeof(td_id);
+    td_id *ids = td_alloc(d->td, bytes, "program");
+    if (!ids) return TD_NONE;
+    for (int32_t m = 0; m < u.member_count; m++) ids[m] = u.members[m].state == state ? value : state_part(d, u.members[m].state);
+    td_id packed = pack(d, unit, ids);
+    td_free(d->td, ids, bytes, "program");
+    return packed;
+}
+
 static bool lower_assign(differentiation *d)
 {
     const td_assign_attr *a = td_node_attr(d->in, &d->at);
@@ -432,14 +447,7 @@ static bool lower_assign(differentiation *d)
         value = td_handle_id(td_where_at(when, td_handle(d->out, value), td_handle(d->out, state_part(d, a->state)),
                                          (td_here){ d->at.file, d->at.line }));
     }
-    td_unit u = d->td->units[unit];
-    size_t bytes = (size_t)u.member_count * sizeof(td_id);
-    td_id *ids = td_alloc(d->td, bytes, "program");
-    if (!ids) return false;
-    for (int32_t m = 0; m < u.member_count; m++)
-        ids[m] = u.members[m].state == a->state ? value : state_part(d, u.members[m].state);
-    d->current[unit] = pack(d, unit, ids);
-    td_free(d->td, ids, bytes, "program");
+    d->current[unit] = with_member(d, unit, a->state, value);
     d->changed[unit] = true;
     forget_parts(d, unit);
     d->part[a->state] = value;

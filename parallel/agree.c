@@ -1,15 +1,15 @@
 /* The side channel: before a step runs, all ranks are shown to run the same step.
  *
- * A rank posts (step, fingerprint) into a ring and compares with the posts of the others. With a plan it has run before it
- * compares what is already there and goes on: of two ranks the later to post a step sees the earlier one's post, so a
- * difference is always noticed, by the later one before it launches anything. With a new plan it waits until every
- * rank has posted that step.
+ * A rank posts (step, fingerprint) into a ring and compares with the posts of the others. With a plan it has run
+ * before it compares what is already there and goes on: of two ranks the later to post a step sees the earlier one's
+ * post, so a difference is always noticed, by the later one before it launches anything. With a new plan it waits
+ * until every rank has posted that step.
  *
- * So that the difference can be named whoever notices it, a rank writes the text of a recording (options, and for each
- * operation a prefix hash and a line) into its log before it first posts that recording's fingerprint. The log is a ring;
- * what falls out of it is written again when it is posted again. Nothing that another rank may still have to read is written
- * over: for a new text a rank waits until the others have agreed on all steps before this one, and no rank is ever further ahead
- * than the ring of posts is long.
+ * So that the difference can be named whoever notices it, a rank writes the text of a recording (options, and for
+ * each operation a prefix hash and a line) into its log before it first posts that recording's fingerprint. The log
+ * is a ring; what falls out of it is written again when it is posted again. Nothing that another rank may still have
+ * to read is written over: for a new text a rank waits until the others have agreed on all steps before this one, and
+ * no rank is ever further ahead than the ring of posts is long.
  */
 #include <stdio.h>
 #include <string.h>
@@ -18,7 +18,7 @@
 
 enum { PATH_SHOWN = 40 };
 
-/* ---- Hashes and text ------------------------------------------------------------------------------------------ */
+/* ---- Hashes and text ------------------------------------------------------------------------------------- */
 
 static uint64_t mix(uint64_t h)
 {
@@ -65,7 +65,7 @@ static void describe(const td_program *p, const td_node *n, char to[PAR_LINE_BYT
 #undef ADD
 }
 
-/* ---- The log of recordings ------------------------------------------------------------------------------------- */
+/* ---- The log of recordings ------------------------------------------------------------------------------- */
 
 static int find_entry(const par_area *area, uint64_t fingerprint)
 {
@@ -91,7 +91,8 @@ static int write_recording(par_local *me, const td_program *p, uint64_t fingerpr
         describe(p, td_node_at(p, i), r->line[i].text);
     }
     int entry = (int)(me->next_entry++ % PAR_RECORDINGS);
-    area->entry[entry] = (par_entry){ .fingerprint = fingerprint, .begin = begin, .end = end, .kept = kept, .nodes = p->node_count };
+    area->entry[entry] =
+        (par_entry){ .fingerprint = fingerprint, .begin = begin, .end = end, .kept = kept, .nodes = p->node_count };
     me->cursor = end;
     return entry;
 }
@@ -110,11 +111,15 @@ static heard listen(const par_local *me, int rank, uint32_t index)
     const par_area *area = &me->world->segment->area[rank];
     const par_post *post = &area->post[index % PAR_POSTS];
     const par_entry *e = &area->entry[post->entry];
-    return (heard){ .recording = (const par_recording *)(area->log + e->begin), .kept = e->kept, .nodes = e->nodes,
-                    .fingerprint = post->fingerprint, .step = post->step, .rank = rank };
+    return (heard){ .recording = (const par_recording *)(area->log + e->begin),
+                    .kept = e->kept,
+                    .nodes = e->nodes,
+                    .fingerprint = post->fingerprint,
+                    .step = post->step,
+                    .rank = rank };
 }
 
-/* ---- Naming a difference ----------------------------------------------------------------------------------------- */
+/* ---- Naming a difference --------------------------------------------------------------------------------- */
 
 typedef struct words_pair {
     char name[64], a[96], b[96];
@@ -159,14 +164,16 @@ static bool option_differs(const char *text, const char *a, const char *b, words
 /* Says how operation i differs; a rank may have recorded fewer. */
 static void operation_text(const heard *a, const heard *b, uint32_t i, char *to, size_t room)
 {
-    const char *x = i < a->nodes ? a->recording->line[i].text : NULL, *y = i < b->nodes ? b->recording->line[i].text : NULL;
+    const char *x = i < a->nodes ? a->recording->line[i].text : NULL,
+               *y = i < b->nodes ? b->recording->line[i].text : NULL;
     if (x && y && strcmp(x, y) != 0)
         snprintf(to, room, "operation %u is %s on rank %d but %s on rank %d", i, x, a->rank, y, b->rank);
     else if (x && y)
-        snprintf(to, room, "operation %u, %s, has other inputs or attributes on rank %d than on rank %d", i, x, a->rank, b->rank);
+        snprintf(to, room, "operation %u, %s, has other inputs or attributes on rank %d than on rank %d", i, x, a->rank,
+                 b->rank);
     else
-        snprintf(to, room, "operation %u is %s on rank %d but rank %d records only %u operations", i, x ? x : y, x ? a->rank : b->rank,
-                 x ? b->rank : a->rank, i);
+        snprintf(to, room, "operation %u is %s on rank %d but rank %d records only %u operations", i, x ? x : y,
+                 x ? a->rank : b->rank, x ? b->rank : a->rank, i);
 }
 
 static void difference_text(const heard *a, const heard *b, char *to, size_t room)
@@ -174,23 +181,27 @@ static void difference_text(const heard *a, const heard *b, char *to, size_t roo
     words_pair option;
     const char *p = a->recording->options, *q = b->recording->options;
     if (a->step != b->step) {
-        snprintf(to, room, "rank %d begins step %lld but rank %d step %lld", a->rank, (long long)a->step, b->rank, (long long)b->step);
+        snprintf(to, room, "rank %d begins step %lld but rank %d step %lld", a->rank, (long long)a->step, b->rank,
+                 (long long)b->step);
         return;
     }
     if (option_differs(p, p, q, &option) || option_differs(q, p, q, &option)) {
-        snprintf(to, room, "option %s is %s on rank %d but %s on rank %d", option.name, option.a, a->rank, option.b, b->rank);
+        snprintf(to, room, "option %s is %s on rank %d but %s on rank %d", option.name, option.a, a->rank, option.b,
+                 b->rank);
         return;
     }
     uint32_t kept = a->kept < b->kept ? a->kept : b->kept, i = 0;
     while (i < kept && a->recording->line[i].hash == b->recording->line[i].hash) i++;
-    if (i < kept || (a->nodes != b->nodes && i < PAR_LINES))
-        operation_text(a, b, i, to, room);
+    if (i < kept || (a->nodes != b->nodes && i < PAR_LINES)) operation_text(a, b, i, to, room);
     else if (i == PAR_LINES)
-        snprintf(to, room, "the first %d operations, of which texts are kept, are the same on ranks %d and %d; a later one differs (%u and %u recorded)",
+        snprintf(to, room,
+                 "the first %d operations, of which texts are kept, are the same on ranks %d and %d; a later one "
+                 "differs (%u and %u recorded)",
                  PAR_LINES, a->rank, b->rank, a->nodes, b->nodes);
     else
-        snprintf(to, room, "ranks %d and %d recorded the same operations under other options (fingerprints %016llx and %016llx)", a->rank,
-                 b->rank, (unsigned long long)a->fingerprint, (unsigned long long)b->fingerprint);
+        snprintf(to, room,
+                 "ranks %d and %d recorded the same operations under other options (fingerprints %016llx and %016llx)",
+                 a->rank, b->rank, (unsigned long long)a->fingerprint, (unsigned long long)b->fingerprint);
 }
 
 static bool disagree(par_local *me, int other, uint32_t index)
@@ -203,7 +214,7 @@ static bool disagree(par_local *me, int other, uint32_t index)
     return par_stopped(me);
 }
 
-/* ---- Posting and comparing ------------------------------------------------------------------------------------------ */
+/* ---- Posting and comparing ------------------------------------------------------------------------------- */
 
 /* Compares this post where the other has made it too; if not, the other will compare when it does. */
 static bool compare(par_local *me, int other, uint32_t index)
@@ -234,8 +245,8 @@ static bool post(par_local *me, uint32_t index, int64_t step, const td_program *
     return true;
 }
 
-bool par_agree(par_world *world, int rank, td_context *td, int64_t step, const td_program *recording, uint64_t fingerprint,
-               bool is_new_plan)
+bool par_agree(par_world *world, int rank, td_context *td, int64_t step, const td_program *recording,
+               uint64_t fingerprint, bool is_new_plan)
 {
     par_local *me = par_local_at(world, rank);
     if (!me) {

@@ -1,11 +1,10 @@
 /* The launcher: starts this program again once a rank, and sees to it that all of them end.
  *
- * A rank is a fork that executes at once, so nothing of this process's threads and libraries lives on in it. The kernel
- * kills it when the launcher dies. Ranks have process groups of their own: a signal from the terminal reaches the launcher
- * only, which passes it on once. Rank 0 writes to the launcher's stdout and stderr; of the others stderr is kept and told
- * only if they fail without having said why to their world.
+ * A rank is a fork that executes at once, so nothing of this process's threads and libraries lives on in it. The
+ * kernel kills it when the launcher dies. Ranks have process groups of their own: a signal from the terminal reaches
+ * the launcher only, which passes it on once. Rank 0 writes to the launcher's stdout and stderr; of the others stderr
+ * is kept and told only if they fail without having said why to their world.
  */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -25,10 +24,10 @@ enum { TAIL_BYTES = 2048, POLL_MS = 100, OURS = 4 };
 static const double GRACE_S = 3; /* from a failure until ranks that have not ended are killed */
 
 typedef struct launched_rank {
-    pid_t pid;             /* 0: not started or reaped */
-    int stderr_fd;         /* -1: none */
-    int status;            /* exit status; 1 for a signal */
-    double stopped_since;  /* 0: runs */
+    pid_t pid;            /* 0: not started or reaped */
+    int stderr_fd;        /* -1: none */
+    int status;           /* exit status; 1 for a signal */
+    double stopped_since; /* 0: runs */
     size_t tail_bytes;
     char tail[TAIL_BYTES]; /* the end of what it wrote to stderr */
 } launched_rank;
@@ -36,20 +35,20 @@ typedef struct launched_rank {
 typedef struct launcher {
     par_world world;
     char **argv;
-    char *path;             /* of this program */
-    char **environment;     /* of the ranks; begins with `own` */
-    char own[OURS][48];     /* the rank's, then what is the same for all */
+    char *path;         /* of this program */
+    char **environment; /* of the ranks; begins with `own` */
+    char own[OURS][48]; /* the rank's, then what is the same for all */
     int segment_fd, signal_fd, null_fd;
-    sigset_t mask;          /* the caller's, to be restored */
+    sigset_t mask; /* the caller's, to be restored */
     struct sigaction on_child;
     pid_t pid;
     launched_rank *rank;
-    int first_failed;       /* by time; -1: none */
-    int interrupted;        /* signal passed on; 0: none */
-    double kill_at;         /* 0: not yet */
+    int first_failed; /* by time; -1: none */
+    int interrupted;  /* signal passed on; 0: none */
+    double kill_at;   /* 0: not yet */
 } launcher;
 
-/* ---- Setting up ------------------------------------------------------------------------------------------------- */
+/* ---- Setting up ------------------------------------------------------------------------------------------ */
 
 static bool is_ours(const char *variable)
 {
@@ -97,14 +96,15 @@ static bool watch_signals(launcher *l)
     static const int signals[] = { SIGINT, SIGTERM, SIGHUP, SIGTSTP, SIGCHLD };
     for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) sigaddset(&watched, signals[i]);
     pthread_sigmask(SIG_BLOCK, &watched, &l->mask);
-    sigaction(SIGCHLD, &(struct sigaction){ .sa_handler = SIG_DFL }, &l->on_child); /* ignored, it would take the statuses */
+    sigaction(SIGCHLD, &(struct sigaction){ .sa_handler = SIG_DFL },
+              &l->on_child); /* ignored, it would take the statuses */
     l->signal_fd = signalfd(-1, &watched, SFD_CLOEXEC | SFD_NONBLOCK);
     if (l->signal_fd >= 0) return true;
     restore_signals(l);
     return false;
 }
 
-/* ---- Starting ----------------------------------------------------------------------------------------------------- */
+/* ---- Starting -------------------------------------------------------------------------------------------- */
 
 /* In the child, where only system calls are safe. */
 static _Noreturn void become_rank(launcher *l, int rank, int stderr_fd)
@@ -145,7 +145,7 @@ static bool start_rank(launcher *l, int rank)
     return true;
 }
 
-/* ---- Watching ------------------------------------------------------------------------------------------------------- */
+/* ---- Watching -------------------------------------------------------------------------------------------- */
 
 static void signal_all(const launcher *l, int number)
 {
@@ -179,16 +179,15 @@ static void read_stderr(launched_rank *r)
     }
 }
 
-/* Where the rank was: "in all_reduce (call 14 of step 7)", "after call 14 of step 7", "in step 7", "before its first step". */
+/* Where the rank was: "in all_reduce (call 14 of step 7)", "after call 14 of step 7", "in step 7", "before its first
+ * step". */
 static const char *where(const par_area *area, char to[PAR_PLACE_BYTES + 8])
 {
     char place[PAR_PLACE_BYTES];
     long long step = atomic_load(&area->step) - 1, call = atomic_load(&area->call);
     bool calls = atomic_load(&area->collective) != PAR_NO_COLLECTIVE;
-    if (!calls && step >= 0 && call > 0)
-        snprintf(to, PAR_PLACE_BYTES + 8, "after call %lld of step %lld", call, step);
-    else
-        snprintf(to, PAR_PLACE_BYTES + 8, "%s %s", calls || step >= 0 ? "in" : "before", par_place(area, place));
+    if (!calls && step >= 0 && call > 0) snprintf(to, PAR_PLACE_BYTES + 8, "after call %lld of step %lld", call, step);
+    else snprintf(to, PAR_PLACE_BYTES + 8, "%s %s", calls || step >= 0 ? "in" : "before", par_place(area, place));
     return to;
 }
 
@@ -207,8 +206,7 @@ static void rank_ended(launcher *l, int rank, int status)
     }
     if (l->first_failed < 0) l->first_failed = rank;
     int error = atomic_load(&area->start_error);
-    if (error)
-        par_break(&l->world, PAR_LAUNCHER, "rank %d could not be started: %s", rank, strerror(error));
+    if (error) par_break(&l->world, PAR_LAUNCHER, "rank %d could not be started: %s", rank, strerror(error));
     else if (WIFEXITED(status))
         par_break(&l->world, PAR_LAUNCHER, "rank %d exited with status %d %s", rank, r->status, where(area, place));
     else if (WTERMSIG(status) == l->interrupted)
@@ -226,12 +224,9 @@ static void look_at_ranks(launcher *l)
         if (r->stderr_fd >= 0) read_stderr(r);
         int status;
         while (r->pid > 0 && waitpid(r->pid, &status, WNOHANG | WUNTRACED | WCONTINUED) == r->pid) {
-            if (WIFSTOPPED(status))
-                r->stopped_since = now;
-            else if (WIFCONTINUED(status))
-                r->stopped_since = 0;
-            else
-                rank_ended(l, rank, status);
+            if (WIFSTOPPED(status)) r->stopped_since = now;
+            else if (WIFCONTINUED(status)) r->stopped_since = 0;
+            else rank_ended(l, rank, status);
         }
         if (r->pid > 0 && r->stopped_since > 0 && now > r->stopped_since + l->world.segment->timeout_s + 1)
             par_break(&l->world, PAR_LAUNCHER, "rank %d was stopped by a signal and not continued", rank);
@@ -267,7 +262,8 @@ static void read_signals(launcher *l)
 static void wait_for_events(launcher *l)
 {
     struct pollfd events[PAR_MAX_RANKS + 1] = { { .fd = l->signal_fd, .events = POLLIN } };
-    for (int r = 0; r < l->world.ranks; r++) events[r + 1] = (struct pollfd){ .fd = l->rank[r].stderr_fd, .events = POLLIN };
+    for (int r = 0; r < l->world.ranks; r++)
+        events[r + 1] = (struct pollfd){ .fd = l->rank[r].stderr_fd, .events = POLLIN };
     poll(events, (nfds_t)l->world.ranks + 1, POLL_MS);
 }
 
@@ -284,13 +280,13 @@ static void watch(launcher *l)
             if (l->kill_at == 0 || l->kill_at > now + GRACE_S) l->kill_at = now + GRACE_S;
         }
         if (l->kill_at == 0 || now < l->kill_at) continue;
-        par_break(&l->world, PAR_LAUNCHER, "ranks did not end within %g s after signal %d", l->world.segment->timeout_s + GRACE_S,
-                  l->interrupted);
+        par_break(&l->world, PAR_LAUNCHER, "ranks did not end within %g s after signal %d",
+                  l->world.segment->timeout_s + GRACE_S, l->interrupted);
         signal_all(l, SIGKILL);
     }
 }
 
-/* ---- The end ---------------------------------------------------------------------------------------------------------- */
+/* ---- The end --------------------------------------------------------------------------------------------- */
 
 /* The status of the rank that stopped the world, else of the first that failed. */
 static int exit_status(const launcher *l)
@@ -344,16 +340,20 @@ static bool launcher_open(launcher *l, int ranks, const par_world_options *optio
 
 int par_launch(int ranks, char **argv, const par_world_options *options, char *message, size_t room)
 {
-    launcher l = { .argv = argv, .segment_fd = -1, .signal_fd = -1, .null_fd = -1, .pid = getpid(), .first_failed = -1 };
+    launcher l = {
+        .argv = argv, .segment_fd = -1, .signal_fd = -1, .null_fd = -1, .pid = getpid(), .first_failed = -1
+    };
     if (!launcher_open(&l, ranks, options)) {
         int error = errno;
         snprintf(message, room, "%d ranks could not be started on this machine: %s", ranks,
-                 error == EINVAL ? "it takes 1 to 256 ranks, a timeout and a staging size that are not negative" : strerror(error));
+                 error == EINVAL ? "it takes 1 to 256 ranks, a timeout and a staging size that are not negative"
+                                 : strerror(error));
         launcher_close(&l);
         return 1;
     }
     for (int r = 0; r < ranks && !par_broken(&l.world); r++)
-        if (!start_rank(&l, r)) par_break(&l.world, PAR_LAUNCHER, "rank %d could not be started: %s", r, strerror(errno));
+        if (!start_rank(&l, r))
+            par_break(&l.world, PAR_LAUNCHER, "rank %d could not be started: %s", r, strerror(errno));
     watch(&l);
     int status = exit_status(&l);
     tell(&l, message, room);

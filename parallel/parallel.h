@@ -28,8 +28,9 @@ typedef struct par_options {
 
 /* ---- Worlds --------------------------------------------------------------------------------------------- */
 
-/* Ranks that can talk: threads of this process, or processes of this machine that share memory. A world stops once, with
- * one text: when a rank fails, ends early, dies, is late or disagrees, every rank's next collective or step fails with it. */
+/* Ranks that can talk: threads of this process, or processes of this machine that share memory. A world stops once,
+ * with one text: when a rank fails, ends early, dies, is late or disagrees, every rank's next collective or step
+ * fails with it. */
 typedef struct par_world par_world;
 
 typedef struct par_world_options {
@@ -58,15 +59,16 @@ TD_API bool par_attach(td_context *td, par_world *world, int rank, const par_opt
 
 /* Runs body in `ranks` threads with a world between them; returns the first non-zero result, by rank. A non-zero result
  * stops the world. -1 when no world or thread can be had. */
-TD_API int par_run_threads(int ranks, const par_world_options *options, int (*body)(par_world *world, int rank, void *user), void *user);
+TD_API int par_run_threads(int ranks, const par_world_options *options,
+                           int (*body)(par_world *world, int rank, void *user), void *user);
 
-/* Starts this program again `ranks` times with the same arguments, each in its rank of one world, and waits for all. Rank 0
- * has this process's streams; of the others only stderr is kept, for the message. Returns the exit status the program should
- * end with: 0 when all ranks ended with 0, else that of the first that failed (1 for a signal); then `message` (room
- * bytes, "" on success) says why, once for all. So a rank does not print its failure: it gives it to par_fail_world.
- * When a rank dies, stops answering or fails, all others are ended within timeout + 5 s; none is left behind, even when
- * this process is killed. SIGINT, SIGTERM and SIGHUP are passed on, so that ranks can save and end; after timeout + 3 s, or at
- * a second signal, they are killed. The calling thread must stay until it returns. */
+/* Starts this program again `ranks` times with the same arguments, each in its rank of one world, and waits for all.
+ * Rank 0 has this process's streams; of the others only stderr is kept, for the message. Returns the exit status the
+ * program should end with: 0 when all ranks ended with 0, else that of the first that failed (1 for a signal); then
+ * `message` (room bytes, "" on success) says why, once for all. So a rank does not print its failure: it gives it to
+ * par_fail_world. When a rank dies, stops answering or fails, all others are ended within timeout + 5 s; none is left
+ * behind, even when this process is killed. SIGINT, SIGTERM and SIGHUP are passed on, so that ranks can save and end;
+ * after timeout + 3 s, or at a second signal, they are killed. The calling thread must stay until it returns. */
 TD_API int par_launch(int ranks, char **argv, const par_world_options *options, char *message, size_t room);
 TD_API bool par_launched(void);   /* this process is a rank that par_launch started */
 

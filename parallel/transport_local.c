@@ -1,13 +1,13 @@
 /* Transport `local`: ranks of one machine, threads or processes alike, through the staging buffers of their world.
  *
- * Ranks exchange data by meeting. Each writes what it gives into its half of its own staging buffer, says that it has come,
- * waits until all have, and reads from the others' halves. Halves alternate: who writes into one again has since seen all
- * others come to the next meeting, so they have done reading. Every collective is made of such exchanges, as many as the
- * buffer's size asks for.
+ * Ranks exchange data by meeting. Each writes what it gives into its half of its own staging buffer, says that it has
+ * come, waits until all have, and reads from the others' halves. Halves alternate: who writes into one again has
+ * since seen all others come to the next meeting, so they have done reading. Every collective is made of such
+ * exchanges, as many as the buffer's size asks for.
  *
- * Sums are taken in the order of ranks 0 .. N-1, in the dtype of the data; bf16 in f32, rounded to nearest even at the end.
- * Every element is summed in this one way wherever it is summed, so all ranks hold the same bits, and other transports are
- * tested against these. When a call fails, the world has been stopped and the context says why.
+ * Sums are taken in the order of ranks 0 .. N-1, in the dtype of the data; bf16 in f32, rounded to nearest even at
+ * the end. Every element is summed in this one way wherever it is summed, so all ranks hold the same bits, and other
+ * transports are tested against these. When a call fails, the world has been stopped and the context says why.
  */
 #include <stdio.h>
 #include <string.h>
@@ -15,19 +15,19 @@
 #include "parallel/world.h"
 
 enum {
-    BLOCK = 512,          /* elements summed at once: the sums stay in L1 */
-    SMALL_BYTES = 2048,   /* up to here each rank sums everything: one meeting instead of two */
+    BLOCK = 512,        /* elements summed at once: the sums stay in L1 */
+    SMALL_BYTES = 2048, /* up to here each rank sums everything: one meeting instead of two */
     WORLD_SLOT = TD_MAX_AXES,
 };
 
-/* ---- Meeting ------------------------------------------------------------------------------------------------ */
+/* ---- Meeting --------------------------------------------------------------------------------------------- */
 
 /* The ranks of one mesh axis that share this rank's coordinates on all others, or the whole world. */
 typedef struct par_group {
     par_local *me;
     int slot;
-    int size, at;       /* ranks in it, which of them this is */
-    int first, stride;  /* member i is rank first + i * stride */
+    int size, at;      /* ranks in it, which of them this is */
+    int first, stride; /* member i is rank first + i * stride */
     par_meeting meeting;
 } par_group;
 
@@ -42,10 +42,7 @@ static uint32_t meetings(const par_group *g)
 }
 
 /* Where this rank puts what it gives at the next meeting. */
-static char *to_give(const par_group *g)
-{
-    return par_staging(g->me->world, g->me->rank, g->slot, meetings(g));
-}
+static char *to_give(const par_group *g) { return par_staging(g->me->world, g->me->rank, g->slot, meetings(g)); }
 
 /* What a member gave at the last meeting. */
 static const char *given(const par_group *g, int member)
@@ -53,14 +50,12 @@ static const char *given(const par_group *g, int member)
     return par_staging(g->me->world, g->first + member * g->stride, g->slot, meetings(g) - 1);
 }
 
-static int64_t half_bytes(const par_group *g)
-{
-    return g->me->world->segment->staging_bytes / 2;
-}
+static int64_t half_bytes(const par_group *g) { return g->me->world->segment->staging_bytes / 2; }
 
 static void meeting_text(const par_meeting *m, char *to, size_t room)
 {
-    int n = snprintf(to, room, "%s of %lld %s", par_collective_name(m->kind), (long long)m->count, td_dtype_name(m->dtype));
+    int n = snprintf(to, room, "%s of %lld %s", par_collective_name(m->kind), (long long)m->count,
+                     td_dtype_name(m->dtype));
     if (m->kind == PAR_BARRIER) n = snprintf(to, room, "barrier");
     if (m->kind == PAR_BROADCAST) n += snprintf(to + n, room - (size_t)n, " from %d", m->root);
     snprintf(to + n, room - (size_t)n, " (call %lld of step %lld)", (long long)m->call, (long long)m->step);
@@ -71,14 +66,15 @@ static bool same_meeting(const par_group *g, int member)
 {
     unsigned half = (meetings(g) - 1) & 1;
     const par_meeting *ours = &g->meeting, *theirs = &area_of(g, member)->meeting[g->slot][half];
-    if (ours->kind == theirs->kind && ours->count == theirs->count && ours->dtype == theirs->dtype && ours->root == theirs->root)
+    if (ours->kind == theirs->kind && ours->count == theirs->count && ours->dtype == theirs->dtype &&
+        ours->root == theirs->root)
         return true;
     char a[PAR_PLACE_BYTES + 64], b[PAR_PLACE_BYTES + 64];
     int rank = g->me->rank, other = g->first + member * g->stride;
     meeting_text(rank < other ? ours : theirs, a, sizeof a);
     meeting_text(rank < other ? theirs : ours, b, sizeof b);
-    par_break(g->me->world, rank, "ranks disagree: rank %d calls %s but rank %d calls %s", rank < other ? rank : other, a,
-              rank < other ? other : rank, b);
+    par_break(g->me->world, rank, "ranks disagree: rank %d calls %s but rank %d calls %s", rank < other ? rank : other,
+              a, rank < other ? other : rank, b);
     return par_stopped(g->me);
 }
 
@@ -97,7 +93,7 @@ static bool meet(const par_group *g)
     return true;
 }
 
-/* ---- Calls ---------------------------------------------------------------------------------------------------- */
+/* ---- Calls ----------------------------------------------------------------------------------------------- */
 
 static bool find_group(par_local *me, int axis, par_group *g)
 {
@@ -113,15 +109,14 @@ static bool find_group(par_local *me, int axis, par_group *g)
     return true;
 }
 
-/* Finds the group and says where this rank is now. Where one axis is the whole world, barriers meet there too: one that pairs
- * with another call is noticed at once. */
+/* Finds the group and says where this rank is now. Where one axis is the whole world, barriers meet there too: one
+ * that pairs with another call is noticed at once. */
 static bool begin(void *self, int axis, par_meeting meeting, par_group *g)
 {
     par_local *me = self;
     if (meeting.kind == PAR_BARRIER && me->mesh.axes > 1)
         *g = (par_group){ .me = me, .slot = WORLD_SLOT, .size = me->world->ranks, .at = me->rank, .stride = 1 };
-    else if (!find_group(me, axis, g))
-        return false;
+    else if (!find_group(me, axis, g)) return false;
     par_area *area = area_of(g, g->at);
     atomic_fetch_add(&area->calls, 1);
     meeting.call = atomic_fetch_add(&area->call, 1) + 1;
@@ -136,15 +131,16 @@ static bool begin(void *self, int axis, par_meeting meeting, par_group *g)
 }
 
 /* Where a call failed stays written, for the launcher to tell. */
-static bool end(const par_group *g)
+static bool finish(const par_group *g)
 {
     par_area *area = area_of(g, g->at);
-    atomic_fetch_add(&area->sent, par_bytes_sent((par_collective)g->meeting.kind, g->size, g->meeting.count, (td_dtype)g->meeting.dtype));
+    atomic_fetch_add(&area->sent, par_bytes_sent((par_collective)g->meeting.kind, g->size, g->meeting.count,
+                                                 (td_dtype)g->meeting.dtype));
     atomic_store(&area->collective, PAR_NO_COLLECTIVE);
     return true;
 }
 
-/* ---- Sums in rank order ------------------------------------------------------------------------------------------ */
+/* ---- Sums in rank order ---------------------------------------------------------------------------------- */
 
 static float widen(uint16_t x)
 {
@@ -163,25 +159,25 @@ static uint16_t narrow(float x)
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-/* Where member i's elements to be summed are: i * between bytes into what it gave, plus `at`. */
+/* Where in each member's half the elements to be summed begin. */
 typedef struct sum_source {
     const par_group *g;
     int64_t at; /* bytes */
 } sum_source;
 
-#define SUM_BLOCK(T, ACC, WIDEN, NARROW)                                                       \
-    for (int64_t begin = 0; begin < count; begin += BLOCK) {                                   \
-        int64_t n = count - begin < BLOCK ? count - begin : BLOCK;                             \
-        ACC sum[BLOCK];                                                                        \
-        for (int m = 0; m < source.g->size; m++) {                                             \
-            const T *x = (const T *)(given(source.g, m) + source.at) + begin;                  \
-            if (m == 0)                                                                        \
-                for (int64_t i = 0; i < n; i++) sum[i] = WIDEN(x[i]);                          \
-            else                                                                               \
-                for (int64_t i = 0; i < n; i++) sum[i] += WIDEN(x[i]);                         \
-        }                                                                                      \
-        T *y = (T *)out + begin;                                                               \
-        for (int64_t i = 0; i < n; i++) y[i] = NARROW(sum[i]);                                 \
+#define SUM_BLOCK(T, ACC, WIDEN, NARROW)                                                                               \
+    for (int64_t begin = 0; begin < count; begin += BLOCK) {                                                           \
+        int64_t n = count - begin < BLOCK ? count - begin : BLOCK;                                                     \
+        ACC sum[BLOCK];                                                                                                \
+        for (int m = 0; m < source.g->size; m++) {                                                                     \
+            const T *x = (const T *)(given(source.g, m) + source.at) + begin;                                          \
+            if (m == 0)                                                                                                \
+                for (int64_t i = 0; i < n; i++) sum[i] = WIDEN(x[i]);                                                  \
+            else                                                                                                       \
+                for (int64_t i = 0; i < n; i++) sum[i] += WIDEN(x[i]);                                                 \
+        }                                                                                                              \
+        T *y = (T *)out + begin;                                                                                       \
+        for (int64_t i = 0; i < n; i++) y[i] = NARROW(sum[i]);                                                         \
     }
 
 /* out[i] = sum over members, in order, of what they gave at `source`. Integers wrap around. */
@@ -206,17 +202,11 @@ static bool can_sum(const par_group *g)
     return par_stopped(g->me);
 }
 
-/* ---- Collectives ---------------------------------------------------------------------------------------------------- */
+/* ---- Collectives ----------------------------------------------------------------------------------------- */
 
-static int64_t least(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-static size_t bytes_of(int64_t elements, int64_t size)
-{
-    return (size_t)(elements * size);
-}
+static size_t bytes_of(int64_t elements, int64_t size) { return (size_t)(elements * size); }
 
 /* One exchange of `count` elements that fit: each rank sums its share, then all take all shares. */
 static bool reduce_shares(const par_group *g, char *data, int64_t count, td_dtype dtype)
@@ -240,16 +230,16 @@ static bool local_all_reduce(void *self, int axis, void *data, int64_t count, td
     par_meeting meeting = { .kind = PAR_ALL_REDUCE, .count = count, .dtype = (int32_t)dtype };
     if (!begin(self, axis, meeting, &g) || !can_sum(&g)) return false;
     int64_t size = td_dtype_size(dtype), room = half_bytes(&g) / size;
-    if (g.size == 1) return end(&g);
+    if (g.size == 1) return finish(&g);
     if (count * size <= SMALL_BYTES) {
         if (count) memcpy(to_give(&g), data, bytes_of(count, size));
         if (!meet(&g)) return false;
         sum((sum_source){ &g, 0 }, data, count, dtype);
-        return end(&g);
+        return finish(&g);
     }
     for (int64_t at = 0; at < count; at += room)
         if (!reduce_shares(&g, (char *)data + at * size, least(room, count - at), dtype)) return false;
-    return end(&g);
+    return finish(&g);
 }
 
 /* A call without elements still meets, so that ranks stay in step. */
@@ -269,7 +259,7 @@ static bool local_reduce_scatter(void *self, int axis, const void *in, void *out
         sum((sum_source){ &g, g.at * n * size }, (char *)out + at * size, n, dtype);
         at += n;
     } while (at < count);
-    return end(&g);
+    return finish(&g);
 }
 
 static bool local_all_gather(void *self, int axis, const void *in, void *out, int64_t count, td_dtype dtype)
@@ -287,7 +277,7 @@ static bool local_all_gather(void *self, int axis, const void *in, void *out, in
             memcpy((char *)out + (i * count + at) * size, given(&g, i), bytes_of(n, size));
         at += n;
     } while (at < count);
-    return end(&g);
+    return finish(&g);
 }
 
 static bool local_all_to_all(void *self, int axis, const void *in, void *out, int64_t count, td_dtype dtype)
@@ -307,7 +297,7 @@ static bool local_all_to_all(void *self, int axis, const void *in, void *out, in
             memcpy((char *)out + (i * count + at) * size, given(&g, i) + g.at * n * size, bytes_of(n, size));
         at += n;
     } while (at < count);
-    return end(&g);
+    return finish(&g);
 }
 
 static bool local_broadcast(void *self, int axis, int root, void *data, int64_t bytes)
@@ -316,7 +306,8 @@ static bool local_broadcast(void *self, int axis, int root, void *data, int64_t 
     par_meeting meeting = { .kind = PAR_BROADCAST, .count = bytes, .dtype = TD_U8, .root = root };
     if (!begin(self, axis, meeting, &g)) return false;
     if (root < 0 || root >= g.size) {
-        par_break(g.me->world, g.me->rank, "rank %d: broadcast from %d on an axis of %d ranks", g.me->rank, root, g.size);
+        par_break(g.me->world, g.me->rank, "rank %d: broadcast from %d on an axis of %d ranks", g.me->rank, root,
+                  g.size);
         return par_stopped(g.me);
     }
     int64_t room = half_bytes(&g), at = 0;
@@ -327,13 +318,13 @@ static bool local_broadcast(void *self, int axis, int root, void *data, int64_t 
         if (n > 0 && g.at != root) memcpy((char *)data + at, given(&g, root), (size_t)n);
         at += n;
     } while (at < bytes);
-    return end(&g);
+    return finish(&g);
 }
 
 static bool local_barrier(void *self)
 {
     par_group g;
-    return begin(self, 0, (par_meeting){ .kind = PAR_BARRIER }, &g) && meet(&g) && end(&g);
+    return begin(self, 0, (par_meeting){ .kind = PAR_BARRIER }, &g) && meet(&g) && finish(&g);
 }
 
 static int64_t local_sent(void *self, int64_t *calls)
@@ -342,7 +333,7 @@ static int64_t local_sent(void *self, int64_t *calls)
     return par_sent(me->world, me->rank, calls);
 }
 
-/* ---- Making ---------------------------------------------------------------------------------------------------------- */
+/* ---- Making ---------------------------------------------------------------------------------------------- */
 
 static bool mesh_fits(const td_mesh *mesh, int ranks, int rank)
 {
@@ -359,10 +350,13 @@ static bool mesh_fits(const td_mesh *mesh, int ranks, int rank)
 bool par_transport_local(par_world *world, int rank, td_context *td, const td_mesh *mesh, td_transport *out)
 {
     par_local *me = par_local_at(world, rank);
-    td_mesh line = { .axes = 1, .name = { "ranks" }, .size = { world->ranks }, .at = { rank }, .rank = rank, .world = world->ranks };
+    td_mesh line = {
+        .axes = 1, .name = { "ranks" }, .size = { world->ranks }, .at = { rank }, .rank = rank, .world = world->ranks
+    };
     if (!mesh || mesh->axes == 0) mesh = &line;
     if (!me || !world->segment || !mesh_fits(mesh, world->ranks, rank)) {
-        td_fail(td, TD_ERROR_PARALLEL, "rank %d with this mesh has no place in a world of %d ranks", rank, world->ranks);
+        td_fail(td, TD_ERROR_PARALLEL, "rank %d with this mesh has no place in a world of %d ranks", rank,
+                world->ranks);
         return false;
     }
     me->td = td;

@@ -1,12 +1,9 @@
-/* Transport `none`: planning for any number of ranks, of which there is one. Nothing can be sent, so every call fails and
- * says so; what a call would send is the formula that the transports which do send count by.
+/* Transport `none`: planning for any number of ranks, of which there is one. Nothing can be sent, so every call fails
+ * and says so; what a call would send is the formula that the transports which do send count by.
  */
 #include "parallel/world.h"
 
-static int64_t divide_up(int64_t a, int64_t b)
-{
-    return (a + b - 1) / b;
-}
+static int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int64_t par_bytes_sent(par_collective kind, int ranks, int64_t count, td_dtype dtype)
 {
@@ -75,10 +72,7 @@ static bool none_broadcast(void *self, int axis, int root, void *data, int64_t b
     return refuse(self, PAR_BROADCAST);
 }
 
-static bool none_barrier(void *self)
-{
-    return refuse(self, PAR_BARRIER);
-}
+static bool none_barrier(void *self) { return refuse(self, PAR_BARRIER); }
 
 static int64_t none_sent(void *self, int64_t *calls)
 {

@@ -4,7 +4,6 @@
  * killed rank could hold), in slices short enough to see a stopped world soon. With a core for each rank it looks a few
  * times first. Who waits past the deadline stops the world with the name of the rank that keeps it waiting.
  */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
@@ -17,7 +16,7 @@
 
 #include "parallel/world.h"
 
-static const double SLICE_S = 0.05;     /* how soon a sleeping rank sees that the world was stopped */
+static const double SLICE_S = 0.05;      /* how soon a sleeping rank sees that the world was stopped */
 static const double LONGEST_SLICE_S = 1; /* more has passed: this process itself was stopped, which must not count */
 enum { YIELDS_LEAST = 4, YIELDS_MOST = 256 };
 
@@ -28,12 +27,9 @@ double par_seconds(void)
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* ---- Words ------------------------------------------------------------------------------------------------ */
+/* ---- Words ----------------------------------------------------------------------------------------------- */
 
-static void futex_wake(par_word *word)
-{
-    syscall(SYS_futex, &word->value, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
-}
+static void futex_wake(par_word *word) { syscall(SYS_futex, &word->value, FUTEX_WAKE, INT_MAX, NULL, NULL, 0); }
 
 /* Sleeps while the word is `value`; may wake for no reason. */
 static void futex_sleep(par_word *word, uint32_t value, double seconds)
@@ -42,8 +38,8 @@ static void futex_sleep(par_word *word, uint32_t value, double seconds)
     syscall(SYS_futex, &word->value, FUTEX_WAIT, value, &t, NULL, 0);
 }
 
-/* The waiter adds itself before it looks, the writer writes before it looks for waiters: in the one order of sequentially
- * consistent operations at least one of them sees the other. */
+/* The waiter adds itself before it looks, the writer writes before it looks for waiters: in the one order of
+ * sequentially consistent operations at least one of them sees the other. */
 void par_advance(par_word *word)
 {
     atomic_fetch_add(&word->value, 1);
@@ -57,7 +53,7 @@ static void wake_waiters(par_area *area)
     futex_wake(&area->compared);
 }
 
-/* ---- Stopping ----------------------------------------------------------------------------------------------- */
+/* ---- Stopping -------------------------------------------------------------------------------------------- */
 
 static char *message_of(par_segment *s, int who)
 {
@@ -105,14 +101,12 @@ const char *par_place(const par_area *area, char to[PAR_PLACE_BYTES])
         snprintf(to, PAR_PLACE_BYTES, "%s (call %lld of step %lld)", par_collective_name(collective), call, step);
     else if (collective)
         snprintf(to, PAR_PLACE_BYTES, "%s (call %lld, before the first step)", par_collective_name(collective), call);
-    else if (step >= 0)
-        snprintf(to, PAR_PLACE_BYTES, "step %lld", step);
-    else
-        snprintf(to, PAR_PLACE_BYTES, "its first step");
+    else if (step >= 0) snprintf(to, PAR_PLACE_BYTES, "step %lld", step);
+    else snprintf(to, PAR_PLACE_BYTES, "its first step");
     return to;
 }
 
-/* ---- Waiting ------------------------------------------------------------------------------------------------ */
+/* ---- Waiting --------------------------------------------------------------------------------------------- */
 
 static bool has_a_core_each(int ranks)
 {

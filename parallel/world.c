@@ -1,9 +1,8 @@
 /* Worlds: making the memory that ranks share, entering it, and running ranks as threads.
  *
- * The mapping is sized for every mesh axis a rank may have, since pages that nobody touches cost nothing; so the place of
- * everything in it is fixed, whatever contexts and meshes come and go.
+ * The mapping is sized for every mesh axis a rank may have, since pages that nobody touches cost nothing; so the
+ * place of everything in it is fixed, whatever contexts and meshes come and go.
  */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -19,14 +18,11 @@
 
 static const uint64_t MAGIC = 0x74646d2d776f726c;
 static const double TIMEOUT_S = 60;
-static const int64_t STAGING_BYTES = 512 << 10, STAGING_LEAST = 4096, PAGE = 4096;
+static const int64_t STAGING_BYTES = 524288, STAGING_LEAST = 4096, PAGE = 4096;
 
-/* ---- The segment ---------------------------------------------------------------------------------------------- */
+/* ---- The segment ----------------------------------------------------------------------------------------- */
 
-static int64_t whole_pages(int64_t bytes)
-{
-    return (bytes + PAGE - 1) / PAGE * PAGE;
-}
+static int64_t whole_pages(int64_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
 
 static int64_t staging_begin(int ranks)
 {
@@ -37,7 +33,8 @@ void *par_staging(const par_world *world, int rank, int slot, unsigned parity)
 {
     const par_segment *s = world->segment;
     int64_t index = (int64_t)rank * TD_MAX_AXES + slot;
-    return (char *)world->segment + staging_begin(s->ranks) + index * s->staging_bytes + (parity & 1) * (s->staging_bytes / 2);
+    return (char *)world->segment + staging_begin(s->ranks) + index * s->staging_bytes +
+           (parity & 1) * (s->staging_bytes / 2);
 }
 
 static par_segment *map_segment(int fd, size_t bytes)
@@ -82,7 +79,7 @@ bool par_segment_open(par_world *world, int ranks, const par_world_options *opti
     return true;
 }
 
-/* ---- Opening and closing ---------------------------------------------------------------------------------------- */
+/* ---- Opening and closing --------------------------------------------------------------------------------- */
 
 static bool open_local(par_world *world, int first, int here)
 {
@@ -119,10 +116,7 @@ static long environment_number(const char *name)
 }
 
 /* A rank's own children inherit the environment, but their parent is not the launcher. */
-bool par_launched(void)
-{
-    return getenv("TANDEM_RANK") && environment_number("TANDEM_LAUNCHER") == (long)getppid();
-}
+bool par_launched(void) { return getenv("TANDEM_RANK") && environment_number("TANDEM_LAUNCHER") == (long)getppid(); }
 
 par_world *par_world_join(int *rank)
 {
@@ -175,12 +169,9 @@ void par_world_close(par_world *world)
     free(world);
 }
 
-/* ---- What a world knows ------------------------------------------------------------------------------------------- */
+/* ---- What a world knows ---------------------------------------------------------------------------------- */
 
-int par_world_size(const par_world *world)
-{
-    return world->ranks;
-}
+int par_world_size(const par_world *world) { return world->ranks; }
 
 par_local *par_local_at(par_world *world, int rank)
 {
@@ -205,7 +196,7 @@ void par_fail_world(par_world *world, int rank, const char *text)
     if (rank >= 0 && rank < world->ranks) par_break(world, rank, "rank %d: %s", rank, text);
 }
 
-/* ---- Ranks as threads ----------------------------------------------------------------------------------------------- */
+/* ---- Ranks as threads ------------------------------------------------------------------------------------ */
 
 typedef struct thread_rank {
     par_world *world;
@@ -220,14 +211,13 @@ static void *run_rank(void *argument)
 {
     thread_rank *t = argument;
     t->result = t->body(t->world, t->rank, t->user);
-    if (t->result)
-        par_break(t->world, t->rank, "rank %d ended with result %d", t->rank, t->result);
-    else
-        par_end(t->world, t->rank);
+    if (t->result) par_break(t->world, t->rank, "rank %d ended with result %d", t->rank, t->result);
+    else par_end(t->world, t->rank);
     return NULL;
 }
 
-int par_run_threads(int ranks, const par_world_options *options, int (*body)(par_world *world, int rank, void *user), void *user)
+int par_run_threads(int ranks, const par_world_options *options, int (*body)(par_world *world, int rank, void *user),
+                    void *user)
 {
     par_world *world = par_world_threads(ranks, options);
     thread_rank *threads = world ? calloc((size_t)ranks, sizeof *threads) : NULL;

@@ -15,18 +15,18 @@
 #include "parallel/parallel.h"
 
 enum {
-    PAR_MAX_RANKS = 256,        /* of one machine */
-    PAR_SLOTS = TD_MAX_AXES + 1, /* what ranks meet on: a mesh axis each, and last the whole world (barriers) */
-    PAR_POSTS = 64,             /* steps of which posts are kept */
-    PAR_RECORDINGS = 32,        /* recordings of which the text is kept */
-    PAR_LINES = 4096,           /* operations kept of one recording */
+    PAR_MAX_RANKS = 256,          /* of one machine */
+    PAR_SLOTS = TD_MAX_AXES + 1,  /* what ranks meet on: a mesh axis each, and last the whole world (barriers) */
+    PAR_POSTS = 64,               /* steps of which posts are kept */
+    PAR_RECORDINGS = 32,          /* recordings of which the text is kept */
+    PAR_LINES = 4096,             /* operations kept of one recording */
     PAR_LINE_BYTES = 104,
     PAR_OPTIONS_BYTES = 512,
     PAR_MESSAGE_BYTES = 1024,
     PAR_LAUNCHER = PAR_MAX_RANKS, /* who stops a world when it is no rank */
 };
 
-/* ---- Collectives ------------------------------------------------------------------------------------------ */
+/* ---- Collectives ----------------------------------------------------------------------------------------- */
 
 typedef enum par_collective {
     PAR_NO_COLLECTIVE,
@@ -45,7 +45,7 @@ const char *par_collective_name(par_collective kind);
  * td_transport: elements of the data (all_reduce, broadcast), else of one rank's part. */
 int64_t par_bytes_sent(par_collective kind, int ranks, int64_t count, td_dtype dtype);
 
-/* ---- What is shared --------------------------------------------------------------------------------------- */
+/* ---- What is shared -------------------------------------------------------------------------------------- */
 
 /* A count that only grows, written by one rank and waited for by others. */
 typedef struct par_word {
@@ -113,7 +113,7 @@ typedef struct par_segment {
     par_area area[];
 } par_segment;
 
-/* ---- What a process keeps to itself ------------------------------------------------------------------------ */
+/* ---- What a process keeps to itself ---------------------------------------------------------------------- */
 
 /* One rank that runs here. */
 typedef struct par_local {
@@ -142,7 +142,7 @@ void par_segment_close(par_world *world);
 par_local *par_local_at(par_world *world, int rank);
 void *par_staging(const par_world *world, int rank, int slot, unsigned parity);
 
-/* ---- Stopping and waiting (wait.c) --------------------------------------------------------------------------- */
+/* ---- Stopping and waiting (wait.c) ----------------------------------------------------------------------- */
 
 /* Stops the world with this text unless it has been stopped. `who`: a rank, or PAR_LAUNCHER. */
 void par_break(par_world *world, int who, const char *format, ...) TD_PRINTF(3, 4);
@@ -152,8 +152,8 @@ const char *par_broken(const par_world *world);
 bool par_stopped(par_local *me);
 /* Adds one and wakes who waits. */
 void par_advance(par_word *word);
-/* Waits until `word` of rank `other` has come to `target`. false after the context has failed: the world was stopped, the
- * other has ended, or the deadline passed (then the world is stopped). */
+/* Waits until `word` of rank `other` has come to `target`. false after the context has failed: the world was stopped,
+ * the other has ended, or the deadline passed (then the world is stopped). */
 bool par_wait(par_local *me, int other, par_word *word, uint32_t target);
 /* Tells others that this rank has ended well. */
 void par_end(par_world *world, int rank);
@@ -167,19 +167,20 @@ static inline bool par_reached(const par_word *word, uint32_t target)
     return (int32_t)(atomic_load_explicit(&word->value, memory_order_acquire) - target) >= 0;
 }
 
-/* ---- Transports and the side channel -------------------------------------------------------------------------- */
+/* ---- Transports and the side channel --------------------------------------------------------------------- */
 
-/* Fills `out` for the rank's collectives on the axes of `mesh` (copied; NULL: one axis of all ranks). Failures go to td. The
- * table is valid until the world closes; making it again for another context replaces it. */
+/* Fills `out` for the rank's collectives on the axes of `mesh` (copied; NULL: one axis of all ranks). Failures go to
+ * td. The table is valid until the world closes; making it again for another context replaces it. */
 bool par_transport_local(par_world *world, int rank, td_context *td, const td_mesh *mesh, td_transport *out);
 /* The table of a world in which nothing can be sent: every call fails. */
 bool par_transport_none(par_world *world, int rank, td_context *td, td_transport *out);
 
 /* What must be equal on all ranks, as "strategy=ddp batch=144 ..."; before the first step. */
 void par_agree_options(par_world *world, int rank, const char *options);
-/* Posts the step before it runs and compares it with what others posted; for a new plan after all have. A step with any
- * difference stops the world with the name of the first differing option or operation. false: the context has failed. */
-bool par_agree(par_world *world, int rank, td_context *td, int64_t step, const td_program *recording, uint64_t fingerprint,
-               bool is_new_plan);
+/* Posts the step before it runs and compares it with what others posted; for a new plan after all have. A step with
+ * any difference stops the world with the name of the first differing option or operation. false: the context has
+ * failed. */
+bool par_agree(par_world *world, int rank, td_context *td, int64_t step, const td_program *recording,
+               uint64_t fingerprint, bool is_new_plan);
 
 #endif

@@ -207,6 +207,7 @@ static void put_header(run_loop *run, td_json_writer *w)
     data_position_text(&at, position);
     td_json_put_string(w, "format", "tandem checkpoint 1");
     td_json_put_string(w, "model", run->name);
+    td_json_put_string(w, "optimizer", run_flags_text(&run->flags, "optimizer"));
     td_json_put_integer(w, "step", td_updates(run->td));
     td_json_put_integer(w, "schedule_steps", run->schedule_steps);
     td_json_put_number(w, "first_loss", run->first_loss);

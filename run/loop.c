@@ -109,14 +109,13 @@ static bool run_update_step(run_loop *run, opt_optimizer *opt, td_tensor *any)
 {
     run->lr = run_rate(run, td_updates(run->td));
     opt_step(opt, run->lr);
-    if (run->restore) { /* the optimizer's moments exist now */
-        bool whole = run_restore_finish(run, run->restore);
-        run_restore_close(run->restore);
-        run->restore = NULL;
-        if (!whole || !run_record_open(run, td_updates(run->td))) return false;
-    }
     if (run->ranks > 1) *any = record_any(run, run_signal() != 0);
-    return td_step(run->td);
+    if (!td_step(run->td)) return false;
+    if (!run->restore) return true;
+    bool whole = run_restore_finish(run, run->restore);
+    run_restore_close(run->restore);
+    run->restore = NULL;
+    return whole && run_record_open(run, td_updates(run->td) - 1);
 }
 
 static void note_time(run_loop *run)

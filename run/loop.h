@@ -37,7 +37,7 @@ typedef struct run_evaluation {
     int64_t step;                 /* of the last evaluation; -1: none */
 } run_evaluation;
 
-/* A checkpoint being restored: opened before the first step, closed when every state it holds has found its place. */
+/* A checkpoint being restored: opened before the first step, closed after the first update. */
 typedef struct run_restore run_restore;
 
 struct run_loop {
@@ -153,10 +153,10 @@ int64_t run_restore_step(const run_restore *r);
 int64_t run_restore_schedule_steps(const run_restore *r);
 double run_restore_first_loss(const run_restore *r);
 bool run_restore_position(run_loop *run, const run_restore *r);
-/* Fills every state that exists and is not filled yet. */
+/* Fills every state, and makes and fills moments. Errors name what is left over on either side. */
 bool run_restore_states(run_loop *run, run_restore *r);
-/* Everything must have been filled: errors name what is left over on either side. */
-bool run_restore_finish(run_loop *run, run_restore *r);
+/* After the first update: an error if it made state that the checkpoint did not hold. */
+bool run_restore_finish(run_loop *run, const run_restore *r);
 void run_restore_close(run_restore *r);
 
 /* ---- evaluate.c */

@@ -27,7 +27,7 @@ static void print_usage(FILE *to, const run_model *model)
 static void run_eval(run_loop *run)
 {
     run_restore *restore = run_failed(run) ? NULL : run_restore_open(run, false);
-    if (restore && run_restore_finish(run, restore)) {
+    if (restore && run_restore_states(run, restore)) {
         td_set_updates(run->td, run_restore_step(restore));
         if (!run->evaluation.set && !run_failed(run)) td_fail(run->td, TD_ERROR_DATA, "%s has no data to evaluate on", run_data(run));
         if (run_evaluate(run)) run_record_summary(run, "eval", false);

@@ -1,7 +1,8 @@
 /* Reading a checkpoint into any world: each rank copies the elements it owns from whichever files hold them.
  *
- * States are filled as they come into being: parameters before the first step, an optimizer's moments when its first
- * update has been recorded. What is left over then, on either side, is an error that names it.
+ * All of it happens before the first step. An optimizer's moments come into being with its first update only, so those
+ * the checkpoint holds are made here; if that update then makes others, the checkpoint lacked them. What is left over on
+ * either side is an error that names it.
  */
 #include <math.h>
 #include <stdarg.h>
@@ -24,7 +25,7 @@ struct run_restore {
     const td_json *states;        /* the manifest's array */
     int64_t step, schedule_steps;
     bool *used;                   /* one for each of `states` */
-    int64_t filled;               /* states of the context already filled: a prefix, in order of creation */
+    int64_t filled;               /* states of the context */
     restore_file *files;
     int32_t file_count;
 };
@@ -69,6 +70,9 @@ static bool read_manifest(run_loop *run, run_restore *r)
         return restore_fail(run, r, "manifest.json is not one of a checkpoint this version can read");
     if (!model || strcmp(model, run->name))
         return restore_fail(run, r, "is a checkpoint of the model '%.40s', this is '%s': choose another --out", model ? model : "?", run->name);
+    const char *optimizer = json_text_of(root, "optimizer"), *here = run_flags_text(&run->flags, "optimizer");
+    if (r->training && optimizer && here && strcmp(optimizer, here))
+        return restore_fail(run, r, "was trained with --optimizer %.40s, not %s: what one keeps is of no use to another", optimizer, here);
     r->step = json_whole_of(root, "step");
     r->schedule_steps = json_whole_of(root, "schedule_steps");
     r->states = td_json_get(root, "states");
@@ -218,23 +222,45 @@ static bool fill_state(run_loop *run, run_restore *r, td_state s)
                         (long long)(to - from));
 }
 
-bool run_restore_states(run_loop *run, run_restore *r)
+/* Makes the moment of this name beside its parameter; names without one are left to be reported. */
+static void make_moment(run_loop *run, const char *name)
 {
-    for (; r->filled < td_state_count(run->td); r->filled++)
-        if (!fill_state(run, r, td_state_at(run->td, r->filled))) return false;
-    return true;
+    for (int64_t i = 0; i < td_state_count(run->td); i++) {
+        td_state s = td_state_at(run->td, i);
+        const char *of = td_state_name(s);
+        size_t length = strlen(of);
+        if (td_state_kind_of(s) != TD_PARAMETER || strncmp(name, of, length) || name[length] != '.') continue;
+        td_moment(s, name + length + 1);
+        return;
+    }
 }
 
-bool run_restore_finish(run_loop *run, run_restore *r)
+static bool check_left_over(run_loop *run, const run_restore *r)
 {
-    if (!run_restore_states(run, r)) return false;
     int64_t index = 0;
     for (const td_json *saved = r->states->first; saved; saved = saved->next, index++) {
         const char *kind = json_text_of(saved, "kind"), *name = json_text_of(saved, "name");
         bool expected = r->training || !kind || !strcmp(kind, "parameter"); /* without training there is no optimizer */
         if (r->used[index] || !expected) continue;
-        return restore_fail(run, r, "holds '%s', which this model%s has not: give the flags it was trained with", name ? name : "?",
-                            kind && !strcmp(kind, "moment") ? "'s optimizer" : "");
+        return restore_fail(run, r, "holds '%s', which this model has not: give the flags it was trained with", name ? name : "?");
     }
     return true;
+}
+
+bool run_restore_states(run_loop *run, run_restore *r)
+{
+    for (const td_json *saved = r->states->first; r->training && saved; saved = saved->next) {
+        const char *kind = json_text_of(saved, "kind"), *name = json_text_of(saved, "name");
+        if (kind && name && !strcmp(kind, "moment")) make_moment(run, name);
+    }
+    for (r->filled = 0; r->filled < td_state_count(run->td); r->filled++)
+        if (!fill_state(run, r, td_state_at(run->td, r->filled))) return false;
+    return check_left_over(run, r);
+}
+
+bool run_restore_finish(run_loop *run, const run_restore *r)
+{
+    if (r->filled == td_state_count(run->td)) return true;
+    return restore_fail(run, r, "does not hold '%s', which this optimizer needs: give the flags it was trained with",
+                        td_state_name(td_state_at(run->td, r->filled)));
 }

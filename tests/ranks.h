@@ -10,20 +10,17 @@
 #include "parallel/world.h"
 
 /* In a function that returns 0 on success: else the line that failed. */
-#define EXPECT(condition)                                                                              \
-    do {                                                                                               \
-        if (!(condition)) {                                                                            \
-            fprintf(stderr, "%s:%d: rank %d: %s\n", __FILE__, __LINE__, rank, #condition);              \
-            return __LINE__;                                                                           \
-        }                                                                                              \
+#define EXPECT(condition)                                                                                              \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            fprintf(stderr, "%s:%d: rank %d: %s\n", __FILE__, __LINE__, rank, #condition);                             \
+            return __LINE__;                                                                                           \
+        }                                                                                                              \
     } while (0)
 
-static inline void ranks_quiet(void *user, td_level level, const char *text)
-{
-    (void)user, (void)level, (void)text;
-}
+static inline void ranks_quiet(void *user, td_level level, const char *text) { (void)user, (void)level, (void)text; }
 
-/* ---- Numbers ------------------------------------------------------------------------------------------------- */
+/* ---- Numbers --------------------------------------------------------------------------------------------- */
 
 static inline uint64_t ranks_bits(int rank, int64_t i)
 {
@@ -69,15 +66,15 @@ static inline void ranks_put(td_dtype dtype, void *to, int64_t at, int rank, int
     }
 }
 
-#define RANKS_SUM(T)                                                     \
-    {                                                                    \
-        T sum, x;                                                        \
-        ranks_put(dtype, &sum, 0, 0, i);                                 \
-        for (int r = 1; r < ranks; r++) {                                \
-            ranks_put(dtype, &x, 0, r, i);                               \
-            sum += x;                                                    \
-        }                                                                \
-        ((T *)to)[at] = sum;                                             \
+#define RANKS_SUM(T)                                                                                                   \
+    {                                                                                                                  \
+        T sum, x;                                                                                                      \
+        ranks_put(dtype, &sum, 0, 0, i);                                                                               \
+        for (int r = 1; r < ranks; r++) {                                                                              \
+            ranks_put(dtype, &x, 0, r, i);                                                                             \
+            sum += x;                                                                                                  \
+        }                                                                                                              \
+        ((T *)to)[at] = sum;                                                                                           \
     }
 
 /* The sum over all ranks of element i, in the order of ranks. */
@@ -100,7 +97,7 @@ static inline void ranks_put_sum(td_dtype dtype, void *to, int64_t at, int ranks
     }
 }
 
-/* ---- Every collective ------------------------------------------------------------------------------------------ */
+/* ---- Every collective ------------------------------------------------------------------------------------ */
 
 /* Runs each collective once with `count` elements a part; 0, or the line of the expectation that failed. */
 static inline int ranks_each_collective(const td_transport *t, int ranks, int rank, td_dtype dtype, int64_t count)
@@ -158,8 +155,8 @@ static inline int ranks_every_collective(par_world *world, int rank)
         for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) {
             int failed = ranks_each_collective(&t, par_world_size(world), rank, dtypes[d], counts[c]);
             if (failed) {
-                fprintf(stderr, "rank %d of %d, %s, %lld elements: %s\n", rank, par_world_size(world), td_dtype_name(dtypes[d]),
-                        (long long)counts[c], td_error_text(td));
+                fprintf(stderr, "rank %d of %d, %s, %lld elements: %s\n", rank, par_world_size(world),
+                        td_dtype_name(dtypes[d]), (long long)counts[c], td_error_text(td));
                 return failed;
             }
         }
@@ -167,7 +164,7 @@ static inline int ranks_every_collective(par_world *world, int rank)
     return 0;
 }
 
-/* ---- Recordings made by hand ------------------------------------------------------------------------------------- */
+/* ---- Recordings made by hand ----------------------------------------------------------------------------- */
 
 enum { RANKS_OPERATIONS = 5000 };
 
@@ -185,7 +182,8 @@ static inline void ranks_record(ranks_program *p, uint32_t count)
     memset(p, 0, sizeof *p);
     p->program = (td_program){ .nodes = p->node, .values = p->value, .node_count = count, .value_count = count };
     for (uint32_t i = 0; i < count; i++) {
-        p->node[i] = (td_node){ .op = &ranks_mul, .file = "model.c", .line = 29 + (int32_t)i, .output = i, .outputs = 1 };
+        p->node[i] =
+            (td_node){ .op = &ranks_mul, .file = "model.c", .line = 29 + (int32_t)i, .output = i, .outputs = 1 };
         p->value[i] = (td_value){ .shape = { .rank = 2, .dim = { 64, 10 } }, .node = i, .dtype = TD_F32 };
     }
 }

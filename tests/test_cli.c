@@ -47,7 +47,7 @@ static int sh(const char *format, ...)
 #define ck_assert_sh(expected, ...)                                                                       \
     do {                                                                                                  \
         int status_ = sh(__VA_ARGS__);                                                                    \
-        ck_assert_msg(status_ == (expected), "status %d, not %d; stderr: %s; stdout: %s", status_, (expected), err_text, out_text); \
+        ck_assert_msg(status_ == (expected), "status %d, not %d; stderr: %.900s; stdout: %.900s", status_, (expected), err_text, out_text); \
     } while (0)
 
 /* ---- Data ------------------------------------------------------------------------------------------------- */
@@ -220,7 +220,7 @@ START_TEST(test_killed_at_any_point_it_resumes_to_the_bit)
     static double whole[600], parts[600];
     const char *flags = "--dropout 0.1 --accumulate 2 --steps 600 --save-every 7 --seed 4";
     ck_assert_sh(0, "rm -rf whole parts; " SMALL "%s --out whole", flags);
-    ck_assert_sh(0, SMALL "%s --out parts & pid=$!; until ls parts/checkpoints/step-*/manifest.json >/dev/null 2>&1; do sleep 0.01; done; "
+    ck_assert_sh(0, SMALL "%s --out parts & pid=$!; while kill -0 $pid && ! ls parts/checkpoints/step-*/manifest.json; do sleep 0.01; done; "
                         "sleep 0.1; kill -9 $pid; wait $pid; test $? -eq 137", flags);
     ck_assert_sh(0, "$MLP train --resume --out parts");
     ck_assert_int_eq(read_losses("whole", whole, 600), 600);
@@ -234,10 +234,9 @@ START_TEST(test_a_signal_saves_and_ends_well)
     enter();
     static const char *const ways[] = { "", "--ranks 2" };
     for (int i = 0; i < 2; i++) {
-        ck_assert_sh(0, "rm -rf stopped; " SMALL "--steps 1000000 --out stopped %s & pid=$!; "
-                        "while ! test -s stopped/metrics.jsonl; do sleep 0.01; done; sleep 0.2; kill -TERM $pid; wait $pid", ways[i]);
-        ck_assert_str_has(out_text, "stopped by a signal after step");
-        ck_assert_sh(0, "ls stopped/checkpoints/step-*/manifest.json");
+        ck_assert_sh(0, "rm -rf stopped; " SMALL "--steps 1000000 --out stopped %s >said.txt & pid=$!; "
+                        "while kill -0 $pid && ! test -s stopped/metrics.jsonl; do sleep 0.01; done; sleep 0.2; kill -TERM $pid; wait $pid", ways[i]);
+        ck_assert_sh(0, "grep 'stopped by a signal after step' said.txt && ls stopped/checkpoints/step-*/manifest.json");
     }
 }
 END_TEST
@@ -363,7 +362,7 @@ START_TEST(test_data_that_is_wrong_is_named)
                     "echo '1,2,x' >bad/words.csv; printf '1,2,0\\n1,0\\n' >bad/ragged.csv");
     CHECK_MISTAKES(
         { 1, "$MLP train --data nowhere", "nowhere: No such file or directory" },
-        { 1, "$MLP train --data bad", "bad/train-images-idx3-ubyte" },
+        { 1, "$MLP train --data bad", "bad: holds neither train-images-idx3-ubyte" },
         { 1, "$MLP train --data bad/gzip", "bad/gzip/train-images-idx3-ubyte.gz" },
         { 1, "$MLP train --data bad/magic", "bad/magic/train-images-idx3-ubyte" },
         { 1, "$MLP train --data bad/counts", "bad/counts" },
@@ -399,7 +398,7 @@ START_TEST(test_a_checkpoint_that_does_not_fit_is_refused)
     CHECK_MISTAKES(
         { 1, "$MLP train --resume --out c --hidden 8 --steps 6 >/dev/null", "'net.0.weight' has shape (16, 16) there and (8, 16) here" },
         { 1, "$MLP train --resume --out c --dtype f64 --steps 6 >/dev/null", "is f32 there and f64 here" },
-        { 1, "$MLP train --resume --out c --optimizer sgd --steps 6 >/dev/null", "step-3: " },
+        { 1, "$MLP train --resume --out c --optimizer sgd --steps 6 >/dev/null", "was trained with --optimizer adamw, not sgd" },
         { 1, "$MLP train --resume --out d --steps 6 >/dev/null", "rank-0.safetensors" },
         { 1, "$MLP eval --out d >/dev/null", "rank-0.safetensors" },
         { 1, "$MLP train --resume --out e --steps 6 >/dev/null", "checkpoint of the model 'gpt', this is 'mlp'" },

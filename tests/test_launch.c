@@ -1,7 +1,7 @@
-/* Ranks as processes: the launcher, what it does when a rank dies, stops, ends, fails or disagrees, and that nothing is left.
- * The program starts itself again: as ranks, and (`launch MODE RANKS TIMEOUT`) as a launcher that can be signalled.
+/* Ranks as processes: the launcher, what it does when a rank dies, stops, ends, fails or disagrees, and that nothing
+ * is left. The program starts itself again: as ranks, and (`launch MODE RANKS TIMEOUT`) as a launcher that can be
+ * signalled.
  */
-#define _GNU_SOURCE
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -14,10 +14,12 @@
 
 static void sleep_s(double seconds)
 {
-    nanosleep(&(struct timespec){ .tv_sec = (time_t)seconds, .tv_nsec = (long)(1e9 * (seconds - (double)(time_t)seconds)) }, NULL);
+    nanosleep(
+        &(struct timespec){ .tv_sec = (time_t)seconds, .tv_nsec = (long)(1e9 * (seconds - (double)(time_t)seconds)) },
+        NULL);
 }
 
-/* ---- What a rank does ------------------------------------------------------------------------------------------- */
+/* ---- What a rank does ------------------------------------------------------------------------------------ */
 
 static volatile sig_atomic_t asked_to_end;
 
@@ -59,7 +61,8 @@ static int run_steps(par_world *world, int rank, const char *mode)
         if (ok && step == 7 && strcmp(mode, "between") == 0 && rank == 2) raise(SIGKILL);
         double x = rank, y = 1;
         ok = ok && t.all_reduce(t.self, 0, &x, 1, TD_F64) && t.all_reduce(t.self, 0, &y, 1, TD_F64);
-        if (step == 7 && strcmp(mode, "fail") == 0 && rank == 1) ok = (td_fail(td, TD_ERROR_DATA, "/x/y: no such file"), false);
+        if (step == 7 && strcmp(mode, "fail") == 0 && rank == 1)
+            ok = (td_fail(td, TD_ERROR_DATA, "/x/y: no such file"), false);
     }
     if (!ok) par_fail_world(world, rank, td_error_text(td));
     td_close(td);
@@ -84,7 +87,7 @@ static int wait_for_signal(int rank, const char *mode)
     if (strcmp(mode, "plain") != 0) signal(SIGTERM, on_signal), signal(SIGINT, on_signal);
     write_pid(rank);
     while (!asked_to_end || strcmp(mode, "stubborn") == 0) sleep_s(0.02);
-    sleep_s(0.2); /* a second, doubled signal would come by now */
+    sleep_s(0.2);                                              /* a second, doubled signal would come by now */
     return asked_to_end == 1 && getpgrp() == getpid() ? 0 : 9; /* else the terminal would signal it too */
 }
 
@@ -94,15 +97,15 @@ static int rank_main(const char *mode)
     par_world *world = par_world_join(&rank);
     if (!world) return 99;
     int status = 0;
-    if (strcmp(mode, "collectives") == 0)
-        status = ranks_every_collective(world, rank) ? 1 : 0;
+    if (strcmp(mode, "collectives") == 0) status = ranks_every_collective(world, rank) ? 1 : 0;
     else if (strcmp(mode, "saves") == 0 || strcmp(mode, "stubborn") == 0 || strcmp(mode, "plain") == 0)
         status = wait_for_signal(rank, mode);
     else if (strcmp(mode, "usage") == 0) {
         par_fail_world(world, rank, "unknown flag --foo");
         status = 2;
     } else if (strcmp(mode, "speaks") == 0)
-        printf("hello from %d, stdin %s\n", rank, getchar() == EOF ? "empty" : "given"), fprintf(stderr, "note from %d\n", rank);
+        printf("hello from %d, stdin %s\n", rank, getchar() == EOF ? "empty" : "given"),
+            fprintf(stderr, "note from %d\n", rank);
     else if (strcmp(mode, "floods") == 0)
         for (int i = 0; i < 20000; i++) rank == 0 ? 0 : fprintf(stderr, "line %d of a long report, %d\n", i, rank);
     else {
@@ -116,7 +119,7 @@ static int rank_main(const char *mode)
     return status;
 }
 
-/* ---- Launching from here ------------------------------------------------------------------------------------------ */
+/* ---- Launching from here --------------------------------------------------------------------------------- */
 
 typedef struct outcome {
     int status;
@@ -129,7 +132,8 @@ static outcome launch(const char *mode, int ranks, double timeout_s)
     outcome o = { .status = -1 };
     char *argv[] = { "test_launch", (char *)mode, NULL };
     double begin = par_seconds();
-    o.status = par_launch(ranks, argv, &(par_world_options){ .timeout_s = timeout_s, .staging_bytes = 4096 }, o.message, sizeof o.message);
+    o.status = par_launch(ranks, argv, &(par_world_options){ .timeout_s = timeout_s, .staging_bytes = 4096 }, o.message,
+                          sizeof o.message);
     o.seconds = par_seconds() - begin;
     ck_assert_int_eq(waitpid(-1, NULL, WNOHANG), -1); /* no child is left, dead or alive */
     return o;
@@ -175,7 +179,8 @@ START_TEST(test_a_rank_that_ends_early_is_named)
 {
     outcome o = launch_that_fails("end", 3, 20, "rank 1 ended before all_reduce (call 1 of step 7)");
     ck_assert_msg(o.seconds < 5, "took %g s", o.seconds);
-    o = launch_that_fails("exit", 3, 20, "rank 1 exited with status 3 after call 2 of step 6; it wrote:\nout of patience");
+    o = launch_that_fails("exit", 3, 20,
+                          "rank 1 exited with status 3 after call 2 of step 6; it wrote:\nout of patience");
     ck_assert_int_eq(o.status, 3);
     ck_assert_msg(o.seconds < 5, "took %g s", o.seconds);
 }
@@ -183,11 +188,15 @@ END_TEST
 
 START_TEST(test_a_disagreement_ends_all_within_two_seconds)
 {
-    static const struct { const char *mode, *message; } cases[] = {
-        { "operation", "ranks disagree at step 7: operation 12 is mul (64, 10) f32 at model.c:41 on rank 0 but add (64, 10) f32 at "
-                       "model.c:43 on rank 1" },
-        { "order", "ranks disagree at step 7: operation 12 is mul (64, 10) f32 at model.c:41 on rank 0 but mul (64, 10) f32 at "
-                   "model.c:42 on rank 1" },
+    static const struct {
+        const char *mode, *message;
+    } cases[] = {
+        { "operation",
+          "ranks disagree at step 7: operation 12 is mul (64, 10) f32 at model.c:41 on rank 0 but add (64, 10) f32 at "
+          "model.c:43 on rank 1" },
+        { "order",
+          "ranks disagree at step 7: operation 12 is mul (64, 10) f32 at model.c:41 on rank 0 but mul (64, 10) f32 at "
+          "model.c:42 on rank 1" },
         { "option", "ranks disagree at step 0: option strategy is ddp on rank 0 but fsdp on rank 1" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -226,27 +235,28 @@ START_TEST(test_a_rank_that_reports_at_length_is_not_held_up)
 }
 END_TEST
 
-/* ---- A launcher of its own ------------------------------------------------------------------------------------------- */
+/* ---- A launcher of its own ------------------------------------------------------------------------------- */
 
 /* Writes the message to stdout, after what rank 0 wrote. */
 static int launcher_main(char **argv)
 {
     char message[4096];
     char *rank_argv[] = { argv[0], argv[2], NULL };
-    int status = par_launch(atoi(argv[3]), rank_argv, &(par_world_options){ .timeout_s = atof(argv[4]) }, message, sizeof message);
+    int status = par_launch(atoi(argv[3]), rank_argv, &(par_world_options){ .timeout_s = atof(argv[4]) }, message,
+                            sizeof message);
     printf("[%s]\n", message);
     return status;
 }
 
 typedef struct launcher_process {
     pid_t pid;
-    int out;            /* its stdout and stderr */
-    char folder[64];    /* where ranks write their process ids */
+    int out;         /* its stdout and stderr */
+    char folder[64]; /* where ranks write their process ids */
 } launcher_process;
 
 static launcher_process start_launcher(const char *mode, const char *ranks, const char *timeout_s)
 {
-    launcher_process l = { .folder = "/tmp/test_launch.XXXXXX" };
+    launcher_process l = { .folder = "test_launch.XXXXXX" };
     int ends[2];
     ck_assert_ptr_nonnull(mkdtemp(l.folder));
     ck_assert_int_eq(pipe2(ends, O_CLOEXEC), 0);
@@ -411,13 +421,21 @@ int main(int argc, char **argv)
     if (par_launched()) return argc > 1 ? rank_main(argv[1]) : 98;
     if (argc == 5 && strcmp(argv[1], "launch") == 0) return launcher_main(argv);
     const TTest *const tests[] = {
-        test_collectives_equal_plain_sums_between_processes, test_a_killed_rank_ends_all_and_is_named,
-        test_a_stopped_rank_ends_all_at_the_deadline, test_a_rank_that_ends_early_is_named,
-        test_a_disagreement_ends_all_within_two_seconds, test_one_ranks_error_is_told_once_with_its_status,
-        test_what_cannot_be_launched_says_why, test_a_rank_that_reports_at_length_is_not_held_up, test_only_rank_0_speaks,
-        test_signals_are_passed_on_once_so_that_ranks_can_save, test_ranks_that_do_not_end_when_asked_are_killed,
-        test_a_second_signal_kills_at_once, test_ranks_without_a_handler_end_by_the_signal, test_a_suspended_run_goes_on,
+        test_collectives_equal_plain_sums_between_processes,
+        test_a_killed_rank_ends_all_and_is_named,
+        test_a_stopped_rank_ends_all_at_the_deadline,
+        test_a_rank_that_ends_early_is_named,
+        test_a_disagreement_ends_all_within_two_seconds,
+        test_one_ranks_error_is_told_once_with_its_status,
+        test_what_cannot_be_launched_says_why,
+        test_a_rank_that_reports_at_length_is_not_held_up,
+        test_only_rank_0_speaks,
+        test_signals_are_passed_on_once_so_that_ranks_can_save,
+        test_ranks_that_do_not_end_when_asked_are_killed,
+        test_a_second_signal_kills_at_once,
+        test_ranks_without_a_handler_end_by_the_signal,
+        test_a_suspended_run_goes_on,
         test_no_rank_outlives_a_killed_launcher,
     };
-    return check_main("launch", tests, (int)(sizeof tests / sizeof *tests));
+    return check_main("launch", tests, (int)(sizeof tests / sizeof tests[0]));
 }

@@ -395,7 +395,7 @@ static const char *restore_error(const char *out, void (*make)(td_context *td))
     run_loop *run = run_open(&argc, &arguments, &(run_defaults){ .name = "small", .batch = 12 });
     make(run_context(run));
     run_restore *restore = run_restore_open(run, true);
-    ck_assert(!restore || !run_restore_finish(run, restore));
+    ck_assert(!restore || !run_restore_states(run, restore));
     snprintf(text, sizeof text, "%s", td_error_text(run_context(run)));
     run_restore_close(restore);
     run_close(run);

@@ -85,19 +85,39 @@ START_TEST(test_an_error_names_operation_shapes_module_and_line_once)
 }
 END_TEST
 
+/* 3 elements are packed into a unit of 16, 16 fill one: the value assigned is then the other state itself. */
 START_TEST(test_two_states_swap)
 {
-    td_context *td = open_cpu(TD_F64);
-    td_state a = td_buffer(td_root(td), "a", TD_F64, TD_SHAPE(3), td_init_constant(1));
-    td_state b = td_buffer(td_root(td), "b", TD_F64, TD_SHAPE(3), td_init_constant(2));
-    for (int i = 0; i < 3; i++) {
-        td_tensor x = td_use(a), y = td_use(b);
-        td_assign(a, y);
-        td_assign(b, x);
-        ck_assert(td_step(td));
-        ck_assert_double_eq(element(a, 2), i % 2 ? 1 : 2);
-        ck_assert_double_eq(element(b, 2), i % 2 ? 2 : 1);
+    for (int64_t n = 3; n <= 16; n += 13) {
+        td_context *td = open_cpu(TD_F64);
+        td_state a = td_buffer(td_root(td), "a", TD_F64, TD_SHAPE(n), td_init_constant(1));
+        td_state b = td_buffer(td_root(td), "b", TD_F64, TD_SHAPE(n), td_init_constant(2));
+        for (int i = 0; i < 3; i++) {
+            td_tensor x = td_use(a), y = td_use(b);
+            td_assign(a, y);
+            td_assign(b, x);
+            ck_assert(td_step(td));
+            ck_assert_double_eq(element(a, 2), i % 2 ? 1 : 2);
+            ck_assert_double_eq(element(b, 2), i % 2 ? 2 : 1);
+        }
+        td_close(td);
     }
+}
+END_TEST
+
+START_TEST(test_three_states_rotate_with_a_computed_one)
+{
+    td_context *td = open_cpu(TD_F64);
+    td_state s[3];
+    for (int i = 0; i < 3; i++) s[i] = td_buffer(td_root(td), (const char *[]){ "a", "b", "c" }[i], TD_F64, TD_SHAPE(16), td_init_constant(i + 1));
+    td_tensor a = td_use(s[0]), b = td_use(s[1]), c = td_use(s[2]);
+    td_assign(s[0], td_add(b, c)); /* made in a's place only after a has gone to c */
+    td_assign(s[1], td_mul(a, c));
+    td_assign(s[2], a);
+    ck_assert(td_step(td));
+    ck_assert_double_eq(element(s[0], 15), 5);
+    ck_assert_double_eq(element(s[1], 15), 3);
+    ck_assert_double_eq(element(s[2], 15), 1);
     td_close(td);
 }
 END_TEST
@@ -319,7 +339,7 @@ END_TEST
 
 TESTS("step", test_a_kept_value_is_read_after_the_step, test_a_pending_value_is_computed_and_nothing_is_assigned,
       test_an_unkept_value_is_refused_by_name, test_a_stale_handle_is_refused_by_name,
-      test_an_error_names_operation_shapes_module_and_line_once, test_two_states_swap, test_an_old_value_can_be_kept,
+      test_an_error_names_operation_shapes_module_and_line_once, test_two_states_swap, test_three_states_rotate_with_a_computed_one, test_an_old_value_can_be_kept,
       test_an_old_value_read_after_the_assign_is_the_old_one, test_one_value_assigned_to_two_states,
       test_assign_if_follows_its_condition, test_scalars_and_inputs_change_without_a_new_plan,
       test_a_call_site_that_forces_a_third_plan_is_named, test_gradients_accumulate_in_one_step_or_over_steps,

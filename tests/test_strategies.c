@@ -211,6 +211,39 @@ START_TEST(test_each_rank_does_only_its_part)
 }
 END_TEST
 
+/* A gradient read beside the update, after the bucket it is part of has been reduced in place. */
+static int read_gradient(par_world *world, int rank, void *user)
+{
+    double *out = user;
+    td_context *td = td_open(&(td_options){ .dtype = TD_F64, .seed = 7, .threads = 1, .poison = true });
+    par_attach(td, world, rank, NULL);
+    mlp m = make_mlp(td_root(td));
+    opt_optimizer *opt = opt_sgd(td_root(td), NULL);
+    job j = { .dtype = TD_F64, .accumulate = 1 };
+    td_tensor loss = loss_of(td, &m, &j, world, rank, 0);
+    td_tensor g = td_gradient(loss, td_use(m.first.weight));
+    td_backward(loss);
+    opt_step(opt, 0.1);
+    td_tensor after = td_use(m.first.weight); /* read late: by what needs the updated weight */
+    td_tensor y = td_sum(td_mul(g, after), TD_ALL, TD_DROP);
+    td_keep(y);
+    bool good = td_step(td);
+    if (rank == 0) out[0] = td_item(y);
+    opt_close(opt);
+    td_close(td);
+    return !good;
+}
+
+START_TEST(test_a_gradient_can_be_read_beside_its_update)
+{
+    make_data();
+    double one, two;
+    ck_assert_int_eq(par_run_threads(1, NULL, read_gradient, &one), 0);
+    ck_assert_int_eq(par_run_threads(2, NULL, read_gradient, &two), 0);
+    ck_assert_double_eq_tol(two, one, 1e-10 * fabs(one));
+}
+END_TEST
+
 START_TEST(test_a_pattern_that_matches_nothing_is_refused)
 {
     make_data();
@@ -222,4 +255,5 @@ END_TEST
 
 TESTS("strategies", test_every_strategy_gives_one_ranks_curve_f64, test_every_strategy_gives_one_ranks_curve_f32,
       test_unrolled_accumulation_is_the_same, test_strategies_are_bit_equal_without_clipping, test_bytes_sent_are_the_formulas,
-      test_each_rank_does_only_its_part, test_a_pattern_that_matches_nothing_is_refused)
+      test_each_rank_does_only_its_part, test_a_gradient_can_be_read_beside_its_update,
+      test_a_pattern_that_matches_nothing_is_refused)

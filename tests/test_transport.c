@@ -11,7 +11,9 @@ static const par_world_options hasty = { .timeout_s = 0.3, .staging_bytes = 4096
 
 static void sleep_s(double seconds)
 {
-    nanosleep(&(struct timespec){ .tv_sec = (time_t)seconds, .tv_nsec = (long)(1e9 * (seconds - (double)(time_t)seconds)) }, NULL);
+    nanosleep(
+        &(struct timespec){ .tv_sec = (time_t)seconds, .tv_nsec = (long)(1e9 * (seconds - (double)(time_t)seconds)) },
+        NULL);
 }
 
 /* What each rank of a test saw. */
@@ -61,7 +63,7 @@ static void assert_all_failed(const seen *s, int ranks, const char *text)
     }
 }
 
-/* ---- Results ------------------------------------------------------------------------------------------------- */
+/* ---- Results --------------------------------------------------------------------------------------------- */
 
 static int every_collective(par_world *world, int rank, void *user)
 {
@@ -71,7 +73,8 @@ static int every_collective(par_world *world, int rank, void *user)
 
 START_TEST(test_collectives_equal_plain_sums_in_rank_order_to_the_bit)
 {
-    for (int ranks = 1; ranks <= 5; ranks++) ck_assert_int_eq(par_run_threads(ranks, &small, every_collective, NULL), 0);
+    for (int ranks = 1; ranks <= 5; ranks++)
+        ck_assert_int_eq(par_run_threads(ranks, &small, every_collective, NULL), 0);
 }
 END_TEST
 
@@ -101,19 +104,19 @@ END_TEST
 
 static int in_place(par_world *world, int rank, void *user)
 {
-    enum { COUNT = 1500, RANKS = 3 };
+    const int64_t count = 1500, ranks = 3;
     one o = join(world, rank);
-    float all[RANKS * COUNT], want[RANKS * COUNT];
-    for (int64_t i = 0; i < COUNT; i++) ranks_put(TD_F32, all + rank * COUNT, i, rank, i);
-    for (int r = 0; r < RANKS; r++)
-        for (int64_t i = 0; i < COUNT; i++) ranks_put(TD_F32, want, r * COUNT + i, r, i);
-    EXPECT(o.t.all_gather(o.t.self, 0, all + rank * COUNT, all, COUNT, TD_F32));
+    int64_t all[3 * 1500], want[3 * 1500], *part = all + rank * count;
+    for (int64_t i = 0; i < count; i++) ranks_put(TD_I64, part, i, rank, i);
+    for (int r = 0; r < ranks; r++)
+        for (int64_t i = 0; i < count; i++) ranks_put(TD_I64, want, r * count + i, r, i);
+    EXPECT(o.t.all_gather(o.t.self, 0, part, all, count, TD_I64));
     EXPECT(memcmp(all, want, sizeof all) == 0);
 
-    for (int64_t i = 0; i < RANKS * COUNT; i++) ranks_put(TD_F32, all, i, rank, i);
-    for (int64_t i = 0; i < COUNT; i++) ranks_put_sum(TD_F32, want, i, RANKS, rank * COUNT + i);
-    EXPECT(o.t.reduce_scatter(o.t.self, 0, all, all + rank * COUNT, COUNT, TD_F32));
-    EXPECT(memcmp(all + rank * COUNT, want, COUNT * sizeof *want) == 0);
+    for (int64_t i = 0; i < ranks * count; i++) ranks_put(TD_I64, all, i, rank, i);
+    for (int64_t i = 0; i < count; i++) ranks_put_sum(TD_I64, want, i, (int)ranks, rank * count + i);
+    EXPECT(o.t.reduce_scatter(o.t.self, 0, all, part, count, TD_I64));
+    EXPECT(memcmp(part, want, (size_t)count * sizeof *want) == 0);
     return leave(&o, rank, user);
 }
 
@@ -151,14 +154,14 @@ START_TEST(test_groups_of_a_grid_are_independent)
 }
 END_TEST
 
-/* ---- Counting -------------------------------------------------------------------------------------------------- */
+/* ---- Counting -------------------------------------------------------------------------------------------- */
 
 START_TEST(test_bytes_sent_are_ring_optimal)
 {
-    ck_assert_int_eq(par_bytes_sent(PAR_ALL_REDUCE, 4, 1000, TD_F32), 6000);      /* 2 x 3/4 x 4000 */
-    ck_assert_int_eq(par_bytes_sent(PAR_ALL_REDUCE, 4, 1, TD_F32), 6);            /* a scalar, as for the norm */
-    ck_assert_int_eq(par_bytes_sent(PAR_ALL_REDUCE, 3, 1, TD_F32), 6);            /* 5.33, rounded up */
-    ck_assert_int_eq(par_bytes_sent(PAR_REDUCE_SCATTER, 4, 250, TD_F32), 3000);   /* 3/4 x 4000 */
+    ck_assert_int_eq(par_bytes_sent(PAR_ALL_REDUCE, 4, 1000, TD_F32), 6000);    /* 2 x 3/4 x 4000 */
+    ck_assert_int_eq(par_bytes_sent(PAR_ALL_REDUCE, 4, 1, TD_F32), 6);          /* a scalar, as for the norm */
+    ck_assert_int_eq(par_bytes_sent(PAR_ALL_REDUCE, 3, 1, TD_F32), 6);          /* 5.33, rounded up */
+    ck_assert_int_eq(par_bytes_sent(PAR_REDUCE_SCATTER, 4, 250, TD_F32), 3000); /* 3/4 x 4000 */
     ck_assert_int_eq(par_bytes_sent(PAR_ALL_GATHER, 4, 250, TD_BF16), 1500);
     ck_assert_int_eq(par_bytes_sent(PAR_ALL_TO_ALL, 2, 10, TD_I64), 80);
     ck_assert_int_eq(par_bytes_sent(PAR_BROADCAST, 4, 1000, TD_U8), 750);
@@ -178,7 +181,8 @@ START_TEST(test_a_planning_world_has_any_size_and_sends_nothing)
     ck_assert_int_eq(par_world_size(world), 1024);
     ck_assert(par_transport_none(world, 1000, td, &t));
     ck_assert(!t.all_reduce(t.self, 0, &x, 1, TD_F32));
-    ck_assert_str_eq(td_error_text(td), "all_reduce: this world of 1024 ranks is for planning only; it cannot run a step");
+    ck_assert_str_eq(td_error_text(td),
+                     "all_reduce: this world of 1024 ranks is for planning only; it cannot run a step");
     ck_assert_int_eq(t.sent(t.self, &calls), 0);
     ck_assert_int_eq(calls, 0);
     ck_assert_ptr_null(par_world_none(4, 4));
@@ -199,7 +203,7 @@ START_TEST(test_worlds_that_cannot_be_are_refused)
 }
 END_TEST
 
-/* ---- What stops a world ------------------------------------------------------------------------------------------- */
+/* ---- What stops a world ---------------------------------------------------------------------------------- */
 
 enum { LATE, ENDS, OTHER_CALL, OTHER_COUNT, OTHER_ORDER, OTHER_DTYPE, NO_SUM, FAILS, NO_AXIS };
 
@@ -216,7 +220,9 @@ static int misbehaves(par_world *world, int rank, void *user)
     if (odd && s->mode == FAILS) par_fail_world(world, rank, "data: no such file");
     if (odd && (s->mode == OTHER_CALL || s->mode == OTHER_ORDER)) o.t.barrier(o.t.self);
     o.t.all_reduce(o.t.self, s->mode == NO_AXIS, x, odd && s->mode == OTHER_COUNT ? 8 : 4,
-                   s->mode == NO_SUM ? TD_U8 : odd && s->mode == OTHER_DTYPE ? TD_F32 : TD_F64);
+                   s->mode == NO_SUM               ? TD_U8
+                   : odd && s->mode == OTHER_DTYPE ? TD_F32
+                                                   : TD_F64);
     if (!odd && s->mode == OTHER_ORDER) o.t.barrier(o.t.self);
     return leave(&o, rank, s);
 }
@@ -240,9 +246,10 @@ END_TEST
 
 START_TEST(test_calls_that_do_not_belong_together_are_refused)
 {
-    static const struct { int mode; const char *odd; } modes[] = {
-        { OTHER_COUNT, "all_reduce of 8 f64" }, { OTHER_DTYPE, "all_reduce of 4 f32" }
-    };
+    static const struct {
+        int mode;
+        const char *odd;
+    } modes[] = { { OTHER_COUNT, "all_reduce of 8 f64" }, { OTHER_DTYPE, "all_reduce of 4 f32" } };
     for (size_t i = 0; i < 2; i++) {
         seen *s = run(4, &small, modes[i].mode, misbehaves);
         for (int r = 0; r < 4; r++) {
@@ -327,10 +334,20 @@ START_TEST(test_a_result_that_is_not_zero_stops_the_others)
 }
 END_TEST
 
-/* ---- Agreeing on steps ------------------------------------------------------------------------------------------------ */
+/* ---- Agreeing on steps ----------------------------------------------------------------------------------- */
 
 enum {
-    AGREE, OTHER_OPERATION, OTHER_OPTION, MORE_OPTIONS, ORDER, FEWER, ATTRIBUTE, STEP, REPLAY, NEW_AGAINST_REPLAY, BEYOND,
+    AGREE,
+    OTHER_OPERATION,
+    OTHER_OPTION,
+    MORE_OPTIONS,
+    ORDER,
+    FEWER,
+    ATTRIBUTE,
+    STEP,
+    REPLAY,
+    NEW_AGAINST_REPLAY,
+    BEYOND,
     MISSES_POST
 };
 
@@ -343,13 +360,16 @@ static int steps(par_world *world, int rank, void *user)
     one o = join(world, rank);
     ranks_program *p = malloc(sizeof *p);
     EXPECT(p);
-    par_agree_options(world, rank, odd && s->mode == OTHER_OPTION ? "strategy=ddp batch=72 seed=1"
-                                   : odd && s->mode == MORE_OPTIONS ? "strategy=ddp batch=144 seed=1 clip" : "strategy=ddp batch=144 seed=1");
+    par_agree_options(world, rank,
+                      odd && s->mode == OTHER_OPTION   ? "strategy=ddp batch=72 seed=1"
+                      : odd && s->mode == MORE_OPTIONS ? "strategy=ddp batch=144 seed=1 clip"
+                                                       : "strategy=ddp batch=144 seed=1");
     bool ok = true;
     for (int64_t step = 0; step < 10 && ok; step++) {
         bool now = odd && step == 7;
         ranks_record(p, many ? RANKS_OPERATIONS : 20 - (now && s->mode == FEWER ? 5u : 0));
-        if (now && (s->mode == OTHER_OPERATION || s->mode == REPLAY || s->mode == NEW_AGAINST_REPLAY)) ranks_differ(p, 12);
+        if (now && (s->mode == OTHER_OPERATION || s->mode == REPLAY || s->mode == NEW_AGAINST_REPLAY))
+            ranks_differ(p, 12);
         if (s->mode == REPLAY && step == 0) ranks_differ(p, 12); /* so that the other plan is not new at step 7 */
         if (now && s->mode == ORDER) ranks_swap(p, 12, 13);
         if (now && many) ranks_differ(p, 4500);
@@ -382,8 +402,9 @@ static void assert_disagreement(int mode, const char *text)
 
 START_TEST(test_another_operation_is_named)
 {
-    assert_disagreement(OTHER_OPERATION, "ranks disagree at step 7: operation 12 is mul (64, 10) f32 at model.c:41 on rank 0 "
-                                         "but add (64, 10) f32 at model.c:43 on rank 1");
+    assert_disagreement(OTHER_OPERATION,
+                        "ranks disagree at step 7: operation 12 is mul (64, 10) f32 at model.c:41 on rank 0 "
+                        "but add (64, 10) f32 at model.c:43 on rank 1");
 }
 END_TEST
 
@@ -396,8 +417,9 @@ END_TEST
 
 START_TEST(test_a_new_plan_against_an_old_one_is_named)
 {
-    assert_disagreement(NEW_AGAINST_REPLAY, "ranks disagree at step 7: operation 12 is mul (64, 10) f32 at model.c:41 on rank 0 "
-                                            "but add (64, 10) f32 at model.c:43 on rank 1");
+    assert_disagreement(NEW_AGAINST_REPLAY,
+                        "ranks disagree at step 7: operation 12 is mul (64, 10) f32 at model.c:41 on rank 0 "
+                        "but add (64, 10) f32 at model.c:43 on rank 1");
 }
 END_TEST
 
@@ -447,15 +469,17 @@ END_TEST
 
 START_TEST(test_a_long_recording_says_how_much_of_it_is_kept)
 {
-    assert_disagreement(BEYOND, "ranks disagree at step 7: the first 4096 operations, of which texts are kept, are the same on ranks 0 "
-                                "and 1; a later one differs (5000 and 5000 recorded)");
+    assert_disagreement(
+        BEYOND, "ranks disagree at step 7: the first 4096 operations, of which texts are kept, are the same on ranks 0 "
+                "and 1; a later one differs (5000 and 5000 recorded)");
 }
 END_TEST
 
 enum { PLANS_MANY = 100, PLANS_ONE = 1 };
 
-/* Ranks with nothing to sum may run apart, but never out of sight: 500 steps, of more plans (mode) than texts are kept, or of
- * one plan and more steps than posts are kept. Rank 0 sleeps at first. At step 400 rank 2 runs another program. */
+/* Ranks with nothing to sum may run apart, but never out of sight: 500 steps, of more plans (mode) than texts are
+ * kept, or of one plan and more steps than posts are kept. Rank 0 sleeps at first. At step 400 rank 2 runs another
+ * program. */
 static int runs_ahead(par_world *world, int rank, void *user)
 {
     seen *s = user;
@@ -488,15 +512,16 @@ START_TEST(test_ranks_that_run_apart_are_still_compared)
 END_TEST
 
 TESTS("transport", test_collectives_equal_plain_sums_in_rank_order_to_the_bit,
-      test_collectives_work_through_a_staging_buffer_of_the_usual_size, test_bf16_is_summed_in_f32_and_rounded_once_to_even,
-      test_gather_and_scatter_may_use_a_part_of_the_whole, test_groups_of_a_grid_are_independent, test_bytes_sent_are_ring_optimal,
+      test_collectives_work_through_a_staging_buffer_of_the_usual_size,
+      test_bf16_is_summed_in_f32_and_rounded_once_to_even, test_gather_and_scatter_may_use_a_part_of_the_whole,
+      test_groups_of_a_grid_are_independent, test_bytes_sent_are_ring_optimal,
       test_a_planning_world_has_any_size_and_sends_nothing, test_worlds_that_cannot_be_are_refused,
       test_a_late_rank_is_named_with_the_call_that_waits_for_it, test_a_rank_that_has_ended_is_not_waited_for,
       test_calls_that_do_not_belong_together_are_refused, test_calls_in_another_order_are_refused,
-      test_the_late_rank_is_named_though_another_is_waited_for,
-      test_one_ranks_error_stops_all_with_its_text, test_what_cannot_be_called_is_named,
-      test_a_result_that_is_not_zero_stops_the_others, test_ranks_that_agree_go_on, test_another_operation_is_named,
-      test_an_old_plan_against_another_old_plan_is_named, test_a_new_plan_against_an_old_one_is_named,
-      test_another_order_is_named, test_another_option_is_named, test_a_shorter_recording_is_named,
-      test_attributes_that_are_not_shown_still_differ, test_another_step_is_named, test_a_step_that_one_rank_leaves_out_is_named,
-      test_a_long_recording_says_how_much_of_it_is_kept, test_ranks_that_run_apart_are_still_compared)
+      test_the_late_rank_is_named_though_another_is_waited_for, test_one_ranks_error_stops_all_with_its_text,
+      test_what_cannot_be_called_is_named, test_a_result_that_is_not_zero_stops_the_others, test_ranks_that_agree_go_on,
+      test_another_operation_is_named, test_an_old_plan_against_another_old_plan_is_named,
+      test_a_new_plan_against_an_old_one_is_named, test_another_order_is_named, test_another_option_is_named,
+      test_a_shorter_recording_is_named, test_attributes_that_are_not_shown_still_differ, test_another_step_is_named,
+      test_a_step_that_one_rank_leaves_out_is_named, test_a_long_recording_says_how_much_of_it_is_kept,
+      test_ranks_that_run_apart_are_still_compared)
