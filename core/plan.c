@@ -229,9 +229,8 @@ static void pack_in_place(planner *pl, uint32_t index)
         const td_block *b = &pl->plan->blocks[s.block];
         td_id made = v;
         while (td_producer(pl->p, made)->op->flags & TD_OP_VIEW) made = pl->p->inputs[td_producer(pl->p, made)->input];
-        if (b->kind != TD_BLOCK_ARENA || s.block == whole.block || s.offset || !fills_block(pl, made) || s.block != pl->where[made].block ||
-            b->last > pl->position[index])
-            continue; /* also: a member read after the pack could see what is done to the whole in place */
+        if (b->kind != TD_BLOCK_ARENA || s.block == whole.block || s.offset || !fills_block(pl, made) || s.block != pl->where[made].block)
+            continue;
         make_part(pl, s.block, whole.block, whole.offset + offset[i] * item);
     }
 }

@@ -316,7 +316,8 @@ static void launcher_close(launcher *l)
     for (int r = 0; l->rank && r < l->world.ranks; r++)
         if (l->rank[r].stderr_fd >= 0) close(l->rank[r].stderr_fd);
     if (l->signal_fd >= 0) {
-        read_signals(l); /* what came after the last rank ended has nobody to go to */
+        struct signalfd_siginfo late; /* came after the last rank ended: there is nobody to pass it to */
+        while (read(l->signal_fd, &late, sizeof late) > 0) continue;
         close(l->signal_fd);
         restore_signals(l);
     }

@@ -142,6 +142,8 @@ static bool finish(const par_group *g)
 
 /* ---- Sums in rank order ---------------------------------------------------------------------------------- */
 
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
 static float widen(uint16_t x)
 {
     uint32_t bits = (uint32_t)x << 16;
@@ -167,14 +169,13 @@ typedef struct sum_source {
 
 #define SUM_BLOCK(T, ACC, WIDEN, NARROW)                                                                               \
     for (int64_t begin = 0; begin < count; begin += BLOCK) {                                                           \
-        int64_t n = count - begin < BLOCK ? count - begin : BLOCK;                                                     \
+        int64_t n = least(count - begin, BLOCK);                                                                       \
         ACC sum[BLOCK];                                                                                                \
-        for (int m = 0; m < source.g->size; m++) {                                                                     \
-            const T *x = (const T *)(given(source.g, m) + source.at) + begin;                                          \
-            if (m == 0)                                                                                                \
-                for (int64_t i = 0; i < n; i++) sum[i] = WIDEN(x[i]);                                                  \
-            else                                                                                                       \
-                for (int64_t i = 0; i < n; i++) sum[i] += WIDEN(x[i]);                                                 \
+        const T *x = (const T *)(given(source.g, 0) + source.at) + begin;                                              \
+        for (int64_t i = 0; i < n; i++) sum[i] = WIDEN(x[i]);                                                          \
+        for (int m = 1; m < source.g->size; m++) {                                                                     \
+            x = (const T *)(given(source.g, m) + source.at) + begin;                                                   \
+            for (int64_t i = 0; i < n; i++) sum[i] += WIDEN(x[i]);                                                     \
         }                                                                                                              \
         T *y = (T *)out + begin;                                                                                       \
         for (int64_t i = 0; i < n; i++) y[i] = NARROW(sum[i]);                                                         \
@@ -203,8 +204,6 @@ static bool can_sum(const par_group *g)
 }
 
 /* ---- Collectives ----------------------------------------------------------------------------------------- */
-
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 static size_t bytes_of(int64_t elements, int64_t size) { return (size_t)(elements * size); }
 

@@ -144,7 +144,7 @@ static int grid(par_world *world, int rank, void *user)
     }
     int64_t calls, sent = o.t.sent(o.t.self, &calls);
     EXPECT(calls == 800);
-    EXPECT(sent == 200 * (4 + 6 + 8)); /* 2/2 of 4 bytes; 4/3 of 4 bytes, rounded up; two others x 4 bytes */
+    EXPECT(sent == 200 * (int64_t)(4 + 6 + 8)); /* 2/2 of 4 bytes; 4/3 of 4 bytes, rounded up; two others x 4 bytes */
     return leave(&o, rank, user);
 }
 
