@@ -51,7 +51,7 @@ static void tell_options(par_attached *a, td_context *td, uint64_t *hash)
     uint64_t h = 1469598103934665603u;
     for (const char *c = text; *c; c++) h = (h ^ (unsigned char)*c) * 1099511628211u;
     *hash = h;
-    if (a->world->local) par_agree_options(a->world, a->rank, text);
+    if (a->world->segment) par_agree_options(a->world, a->rank, text);
 }
 
 bool par_attach(td_context *td, par_world *world, int rank, const par_options *options)
@@ -67,7 +67,7 @@ bool par_attach(td_context *td, par_world *world, int rank, const par_options *o
         .self = a, .mesh = { .axes = ranks > 1, .name = { "data" }, .size = { ranks }, .at = { rank }, .rank = rank, .world = ranks },
         .unit_multiple = ranks, .choose_units = par_choose_units, .place = par_place_pass, .schedule = par_schedule_pass, .failed = failed,
     };
-    bool runs = world->local != NULL;
+    bool runs = world->segment != NULL;
     if (runs ? !par_transport_local(world, rank, td, &parallel.mesh, &a->transport) : !par_transport_none(world, rank, td, &a->transport))
         return false;
     if (runs && ranks > 1) parallel.agree = agree;
