@@ -29,7 +29,9 @@ static bool checked(td_context *td, dnnl_status_t status, const char *what)
 {
     if (status == dnnl_success)
         return true;
-    td_code code = status == dnnl_out_of_memory ? TD_ERROR_MEMORY : status == dnnl_unimplemented ? TD_ERROR_UNSUPPORTED : TD_ERROR_DEVICE;
+    td_code code = status == dnnl_out_of_memory   ? TD_ERROR_MEMORY
+                   : status == dnnl_unimplemented ? TD_ERROR_UNSUPPORTED
+                                                  : TD_ERROR_DEVICE;
     td_fail(td, code, "oneDNN: %s: %s", what, status_text(status));
     return false;
 }
@@ -61,7 +63,8 @@ void td_onednn_close(struct td_onednn *dnn)
 /* ---- Matrix products ------------------------------------------------------------------------------------- */
 
 enum { A, B, BIAS, C, SCRATCH, MEMORIES };
-static const int argument_number[MEMORIES] = { DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_BIAS, DNNL_ARG_DST, DNNL_ARG_SCRATCHPAD };
+static const int argument_number[MEMORIES] = { DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_BIAS, DNNL_ARG_DST,
+                                               DNNL_ARG_SCRATCHPAD };
 
 typedef struct product {
     td_context *td;
@@ -84,14 +87,20 @@ static bool describe(td_context *td, const td_onednn_product *p, dnnl_memory_des
 {
     dnnl_data_type_t type = data_type(p->dtype), out = data_type(p->out_dtype);
     int64_t b_batch = p->b_batch ? p->batch : 1;
-    int64_t sizes[4][3] = { { p->batch, p->m, p->k }, { b_batch, p->k, p->n }, { 1, 1, p->n }, { p->batch, p->m, p->n } };
-    int64_t strides[4][3] = { { p->a_batch, p->a_row, p->a_column }, { p->b_batch ? p->b_batch : p->k * p->n, p->b_row, p->b_column },
-                              { p->n, p->n, 1 }, { p->m * p->n, p->n, 1 } };
+    int64_t sizes[4][3] = {
+        { p->batch, p->m, p->k }, { b_batch, p->k, p->n }, { 1, 1, p->n }, { p->batch, p->m, p->n }
+    };
+    int64_t strides[4][3] = { { p->a_batch, p->a_row, p->a_column },
+                              { p->b_batch ? p->b_batch : p->k * p->n, p->b_row, p->b_column },
+                              { p->n, p->n, 1 },
+                              { p->m * p->n, p->n, 1 } };
     dnnl_data_type_t types[4] = { type, type, p->has_bias ? data_type(p->bias_dtype) : type, out };
     int first = p->batch == 1 ? 1 : 0; /* two dimensions are enough without a batch */
     for (int i = 0; i < 4; i++)
-        if (!checked(td, dnnl_memory_desc_init_by_strides(&descs[i], 3 - first, sizes[i] + first, types[i], strides[i] + first),
-                     "describing a matrix"))
+        if (!checked(
+                td,
+                dnnl_memory_desc_init_by_strides(&descs[i], 3 - first, sizes[i] + first, types[i], strides[i] + first),
+                "describing a matrix"))
             return false;
     return true;
 }
@@ -104,7 +113,8 @@ static dnnl_primitive_desc_t describe_product(td_context *td, struct td_onednn *
     dnnl_primitive_attr_t attr = NULL;
     dnnl_primitive_desc_t made = NULL;
     const dnnl_memory_desc_t *bias = p->has_bias ? &descs[BIAS] : NULL;
-    if (checked(td, dnnl_matmul_desc_init(&desc, &descs[A], &descs[B], bias, &descs[C]), "describing a matrix product") &&
+    if (checked(td, dnnl_matmul_desc_init(&desc, &descs[A], &descs[B], bias, &descs[C]),
+                "describing a matrix product") &&
         checked(td, dnnl_primitive_attr_create(&attr), "making attributes") &&
         checked(td, dnnl_primitive_attr_set_scratchpad_mode(attr, dnnl_scratchpad_mode_user), "setting attributes")) {
         dnnl_status_t status = dnnl_primitive_desc_create(&made, &desc, attr, dnn->engine, NULL);
@@ -118,22 +128,26 @@ static dnnl_primitive_desc_t describe_product(td_context *td, struct td_onednn *
     return made;
 }
 
-static bool make_memories(td_context *td, struct td_onednn *dnn, const td_onednn_product *p, const dnnl_memory_desc_t *descs,
-                          dnnl_primitive_desc_t made, product *to, int64_t *workspace_bytes)
+static bool make_memories(td_context *td, struct td_onednn *dnn, const td_onednn_product *p,
+                          const dnnl_memory_desc_t *descs, dnnl_primitive_desc_t made, product *to,
+                          int64_t *workspace_bytes)
 {
     for (int i = 0; i < SCRATCH; i++) {
         if (i == BIAS && !p->has_bias)
             continue;
-        if (!checked(td, dnnl_memory_create(&to->memory[i], &descs[i], dnn->engine, DNNL_MEMORY_NONE), "making an operand"))
+        if (!checked(td, dnnl_memory_create(&to->memory[i], &descs[i], dnn->engine, DNNL_MEMORY_NONE),
+                     "making an operand"))
             return false;
     }
     const dnnl_memory_desc_t *scratch = dnnl_primitive_desc_query_md(made, dnnl_query_scratchpad_md, 0);
     *workspace_bytes = scratch ? (int64_t)dnnl_memory_desc_get_size(scratch) : 0;
     return *workspace_bytes == 0 ||
-           checked(td, dnnl_memory_create(&to->memory[SCRATCH], scratch, dnn->engine, DNNL_MEMORY_NONE), "making its scratch");
+           checked(td, dnnl_memory_create(&to->memory[SCRATCH], scratch, dnn->engine, DNNL_MEMORY_NONE),
+                   "making its scratch");
 }
 
-/* oneDNN takes as many threads as OpenMP would give the calling thread, when it makes a primitive and when it runs it. */
+/* oneDNN takes as many threads as OpenMP would give the calling thread, both when it makes a primitive and when it runs
+ * it. */
 static int use_threads(int threads)
 {
     int before = omp_get_max_threads();

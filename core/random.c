@@ -13,8 +13,8 @@ enum { BLOCKS = 16, VALUES = 4 * BLOCKS, ROUNDS = 10 };
 #define WEYL_0 0x9E3779B9u
 #define WEYL_1 0xBB67AE85u
 
-/* c: the counters of the blocks, word by word; they become the output. High halves are taken apart from low ones because
- * so written they vectorise. */
+/* c: the counters of the blocks, word by word; they become the output. High halves are taken apart from low ones
+ * because so written they vectorise. */
 static void philox_rounds(uint32_t c[4][BLOCKS], uint32_t key_0, uint32_t key_1)
 {
     for (int round = 0; round < ROUNDS; round++) {

@@ -3,7 +3,7 @@
  *
  * The generator is Philox 4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC11).
  * A block gives four elements: element `index` is word index % 64 / 16 of block index / 64 * 16 + index % 16, an order
- * in which sixteen blocks are made at once. The block's number is the low half of Philox's counter, `counter` the high one.
+ * in which sixteen blocks are made at once. The block's number is the low half of Philox's counter, `counter` the high.
  * Values are the same in f32 and f64: uniform ones have 24 bits.
  */
 #ifndef TANDEM_CORE_RANDOM_H

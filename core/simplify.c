@@ -63,8 +63,8 @@ static bool equal_nodes(const td_program *p, const td_node *a, const td_node *b)
     const td_value *va = &p->values[a->output], *vb = &p->values[b->output];
     return a->op == b->op && a->inputs == b->inputs && a->attr_bytes == b->attr_bytes && va->dtype == vb->dtype &&
            td_shape_equal(va->shape, vb->shape) && td_placement_equal(va->place, vb->place) &&
-           !memcmp(p->inputs + a->input, p->inputs + b->input, a->inputs * sizeof(td_id)) &&
-           !memcmp(p->attrs + a->attr, p->attrs + b->attr, a->attr_bytes);
+           (!a->inputs || !memcmp(p->inputs + a->input, p->inputs + b->input, a->inputs * sizeof(td_id))) &&
+           (!a->attr_bytes || !memcmp(p->attrs + a->attr, p->attrs + b->attr, a->attr_bytes));
 }
 
 /* The last node of out was just copied: gives the value of an earlier equal node and takes the copy back, or its own. */

@@ -53,7 +53,7 @@ bool par_segment_open(par_world *world, int ranks, const par_world_options *opti
         return false;
     }
     int64_t staging = whole_pages(asked == 0 ? STAGING_BYTES : asked < STAGING_LEAST ? STAGING_LEAST : asked);
-    int64_t bytes = staging_begin(ranks) + ranks * TD_MAX_AXES * staging;
+    int64_t bytes = staging_begin(ranks) + (int64_t)ranks * TD_MAX_AXES * staging;
     int file = -1;
     if (fd) {
         file = memfd_create("tandem", MFD_CLOEXEC);

@@ -1,6 +1,6 @@
 /* What every operation promises, over the list of all operations and their cases: gradients against central differences
- * in f64, second derivatives, decompositions, f32 and bf16 against f64, results that do not depend on threads or fusion.
- * Then what single operations promise beyond: error texts, random draws, conversions, losses.
+ * in f64, second derivatives, decompositions, f32 and bf16 against f64, results that depend neither on threads nor on
+ * fusion. Then what single operations promise beyond: error texts, random draws, conversions, losses.
  * Labels: valgrind
  * Timeout: 600 s
  */
@@ -134,7 +134,8 @@ static double evaluate(td_context *td, const td_op *op, const td_case *c, case_d
 /* ---- Gradients against central differences ------------------------------------------------------------------ */
 
 /* The derivative of the scalar when input i moves by `step` times the direction v. */
-static double central_difference(td_context *td, const td_op *op, const td_case *c, case_data *d, int order, int i, const double *v)
+static double central_difference(td_context *td, const td_op *op, const td_case *c, case_data *d, int order, int i,
+                                 const double *v)
 {
     const double step = 1e-5;
     double *at = d->values[i], *before = check_alloc((size_t)d->elements[i] * sizeof *before);
@@ -150,7 +151,8 @@ static double central_difference(td_context *td, const td_op *op, const td_case 
 }
 
 /* Element by element for up to 40 elements spread over the input, and all at once along a generic direction. */
-static void check_gradient_of(td_context *td, const td_op *op, const td_case *c, case_data *d, int order, int i, const double *gradient)
+static void check_gradient_of(td_context *td, const td_op *op, const td_case *c, case_data *d, int order, int i,
+                              const double *gradient)
 {
     int64_t n = d->elements[i], stride = n / 40 + 1;
     double *v = check_alloc((size_t)n * sizeof *v), error = 0, size = 0;
@@ -169,10 +171,12 @@ static void check_gradient_of(td_context *td, const td_op *op, const td_case *c,
     }
     double along_error = n ? fabs(central_difference(td, op, c, d, order, i, v) - along) : 0;
     const char *note = c->note ? c->note : "";
-    ck_assert_msg(sqrt(error) <= 1e-6 * sqrt(size) + 1e-9, "%s (%s), input %d, order %d: gradients are off by %.3g of %.3g", op->name, note,
-                  i, order + 1, sqrt(error), sqrt(size));
-    ck_assert_msg(along_error <= 1e-6 * along_size + 1e-9, "%s (%s), input %d, order %d: along a direction off by %.3g of %.3g", op->name,
-                  note, i, order + 1, along_error, along_size);
+    ck_assert_msg(sqrt(error) <= 1e-6 * sqrt(size) + 1e-9,
+                  "%s (%s), input %d, order %d: gradients are off by %.3g of %.3g", op->name, note, i, order + 1,
+                  sqrt(error), sqrt(size));
+    ck_assert_msg(along_error <= 1e-6 * along_size + 1e-9,
+                  "%s (%s), input %d, order %d: along a direction off by %.3g of %.3g", op->name, note, i, order + 1,
+                  along_error, along_size);
 }
 
 static void check_gradients(const td_op *op, const td_case *c, int order)
@@ -229,8 +233,8 @@ START_TEST(test_second_derivatives_equal_central_differences)
     int checked = 0;
     for (int o = 0; o < OPERATIONS; o++) {
         const td_op *op = operations[o];
-        bool asked = (op->flags & TD_OP_POINTWISE) || op == &td_op_matmul || op == &td_op_linear || op == &td_op_softmax ||
-                     op == &td_op_cross_entropy_rows || op == &td_op_sum || op == &td_op_max;
+        bool asked = (op->flags & TD_OP_POINTWISE) || op == &td_op_matmul || op == &td_op_linear ||
+                     op == &td_op_softmax || op == &td_op_cross_entropy_rows || op == &td_op_sum || op == &td_op_max;
         for (int c = 0; asked && c < cases_of(op); c++) {
             int64_t elements = td_shape_elements(td_shape_of(op->cases[c].in[0].rank, op->cases[c].in[0].dim));
             if (op->cases[c].no_gradient_check || elements > 400)
@@ -270,9 +274,11 @@ static double relative_error(const double *got, const double *want, int64_t n)
     return error == 0 ? 0 : sqrt(error / size);
 }
 
-static const double *result_in(td_dtype dtype, const char *passes, const td_op *op, const td_case *c, apply_function how, int64_t *n)
+static const double *result_in(td_dtype dtype, const char *passes, const td_op *op, const td_case *c,
+                               apply_function how, int64_t *n)
 {
-    td_context *td = td_open(&(td_options){ .dtype = dtype, .seed = 1, .threads = 2, .passes = passes, .log = check_log_line });
+    td_context *td = td_open(
+        &(td_options){ .dtype = dtype, .seed = 1, .threads = 2, .passes = passes, .log = check_log_line });
     case_data d = data_of(c);
     td_tensor in[INPUTS];
     record_inputs(td, &d, in);
@@ -353,7 +359,8 @@ END_TEST
 static const float *all_results(int threads, const char *passes, td_dtype dtype, int64_t *n)
 {
     enum { ROWS = 301, COLUMNS = 517 };
-    td_context *td = td_open(&(td_options){ .dtype = dtype, .seed = 4, .threads = threads, .passes = passes, .log = check_log_line });
+    td_context *td = td_open(
+        &(td_options){ .dtype = dtype, .seed = 4, .threads = threads, .passes = passes, .log = check_log_line });
     check_now.draws = 0;
     td_tensor x = check_randn(td, TD_SHAPE(ROWS, COLUMNS)), bias = check_randn(td, TD_SHAPE(COLUMNS));
     int32_t *labels = check_alloc(ROWS * sizeof *labels);
@@ -362,8 +369,13 @@ static const float *all_results(int threads, const char *passes, td_dtype dtype,
     td_tensor h = td_relu(td_add(td_dropout(x, 0.25), bias));
     td_tensor y = td_mul(td_sigmoid(h), td_softmax(td_tanh(h)));
     td_tensor loss = td_cross_entropy(td_scale(y, 30), td_input(td, "labels", TD_I32, TD_SHAPE(ROWS), labels));
-    td_tensor parts[] = { td_reshape(td_gradient(loss, x), -1), td_gradient(loss, bias), td_sum(h, 0, TD_DROP), td_sum(h, 1, TD_DROP),
-                          td_max(h, 0, TD_DROP), td_reshape(td_mean(h, TD_ALL, TD_DROP), 1), td_reshape(loss, 1) };
+    td_tensor parts[] = { td_reshape(td_gradient(loss, x), -1),
+                          td_gradient(loss, bias),
+                          td_sum(h, 0, TD_DROP),
+                          td_sum(h, 1, TD_DROP),
+                          td_max(h, 0, TD_DROP),
+                          td_reshape(td_mean(h, TD_ALL, TD_DROP), 1),
+                          td_reshape(loss, 1) };
     td_tensor all = td_concat(parts, 7, 0);
     *n = td_shape_elements(td_shape_at(all));
     float *values = check_alloc((size_t)*n * sizeof(double));
@@ -440,13 +452,23 @@ static td_arg shard_of(const double *rows, int rank)
 }
 
 /* Adds what the kernel gives on one rank to total. */
-static void add_partial(td_context *td, const td_op *op, const void *attr, int n, const td_arg *in, int rank, td_shape shape, double *total)
+static void add_partial(td_context *td, const td_op *op, const void *attr, int n, const td_arg *in, int rank,
+                        td_shape shape, double *total)
 {
     td_mesh mesh = { .axes = 1, .name = { "ranks" }, .size = { RANKS }, .at = { rank }, .rank = rank, .world = RANKS };
     td_run run = { .td = td, .threads = 1, .mesh = &mesh };
     double *result = check_alloc((size_t)td_shape_elements(shape) * sizeof *result);
-    td_arg out = { .data = result, .shape = shape, .global = shape, .dtype = TD_F64, .place = { .kind = { TD_PARTIAL } } };
-    td_kernel k = { .op = op, .attr = attr, .attr_bytes = op->attr_bytes, .inputs = n, .outputs = 1, .in = in, .out = &out, .run = &run };
+    td_arg out = {
+        .data = result, .shape = shape, .global = shape, .dtype = TD_F64, .place = { .kind = { TD_PARTIAL } }
+    };
+    td_kernel k = { .op = op,
+                    .attr = attr,
+                    .attr_bytes = op->attr_bytes,
+                    .inputs = n,
+                    .outputs = 1,
+                    .in = in,
+                    .out = &out,
+                    .run = &run };
     td_preparation made = { 0 };
     ck_assert(op->prepare(td, &k, &made));
     void *workspace = aligned_alloc(64, (size_t)(made.workspace_bytes + 64) / 64 * 64);
@@ -463,7 +485,8 @@ static void add_partial(td_context *td, const td_op *op, const void *attr, int n
 START_TEST(test_sums_over_an_uneven_shard_leave_out_what_does_not_exist)
 {
     td_context *td = open_cpu(TD_F64);
-    double a[ROWS * WIDTH], b[ROWS * WIDTH], sums[WIDTH] = { 0 }, product[WIDTH * WIDTH] = { 0 }, want[WIDTH * WIDTH] = { 0 };
+    double a[ROWS * WIDTH], b[ROWS * WIDTH], sums[WIDTH] = { 0 }, product[WIDTH * WIDTH] = { 0 },
+                                             want[WIDTH * WIDTH] = { 0 };
     for (int i = 0; i < ROWS * WIDTH; i++)
         a[i] = check_normal((uint64_t)i), b[i] = check_normal((uint64_t)i + 100);
     for (int rank = 0; rank < RANKS; rank++) {
@@ -486,7 +509,7 @@ END_TEST
 
 /* ---- Errors ------------------------------------------------------------------------------------------------ */
 
-/* The error is `text` and names this line. */
+/* The error is `text` and names this line. The whole call must be on it: compilers number longer ones differently. */
 #define EXPECT_ERROR(call, text)                                                                     \
     do {                                                                                             \
         td_context *td = open_cpu(TD_F32);                                                           \
@@ -500,39 +523,46 @@ END_TEST
 
 START_TEST(test_wrong_shapes_are_refused_by_name)
 {
+    const char *text;
     EXPECT_ERROR(td_add(ones(td, 3, 4), ones(td, 5)), "add: shapes (3, 4) and (5) cannot be broadcast");
     EXPECT_ERROR(td_where(ones(td, 3), ones(td, 3), ones(td, 2)), "where: shapes (3), (3) and (2) cannot be broadcast");
     EXPECT_ERROR(td_matmul(ones(td, 3, 4), ones(td, 5, 6)), "matmul: shapes (3, 4) and (5, 6) do not multiply");
-    EXPECT_ERROR(td_matmul_with(ones(td, 3, 4), ones(td, 4, 6), 0, 1), "matmul: shapes (3, 4) and (4, 6) do not multiply, b transposed");
-    EXPECT_ERROR(td_matmul(ones(td, 2, 3, 4), ones(td, 5, 4, 6)), "matmul: shapes (2, 3, 4) and (5, 4, 6) do not multiply");
-    EXPECT_ERROR(td_matmul(ones(td, 3), ones(td, 3, 4)), "matmul: needs at least two dimensions, got shapes (3) and (3, 4)");
-    EXPECT_ERROR(td_linear(ones(td, 2, 3), ones(td, 5, 4), ones(td, 5)),
-                 "linear: x (2, 3), weight (5, 4) and bias (5) do not fit (..., in), (out, in), (out)");
+    text = "matmul: shapes (3, 4) and (4, 6) do not multiply, b transposed";
+    EXPECT_ERROR(td_matmul_with(ones(td, 3, 4), ones(td, 4, 6), 0, 1), text);
+    text = "matmul: shapes (2, 3, 4) and (5, 4, 6) do not multiply";
+    EXPECT_ERROR(td_matmul(ones(td, 2, 3, 4), ones(td, 5, 4, 6)), text);
+    text = "matmul: needs at least two dimensions, got shapes (3) and (3, 4)";
+    EXPECT_ERROR(td_matmul(ones(td, 3), ones(td, 3, 4)), text);
+    text = "linear: x (2, 3), weight (5, 4) and bias (5) do not fit (..., in), (out, in), (out)";
+    EXPECT_ERROR(td_linear(ones(td, 2, 3), ones(td, 5, 4), ones(td, 5)), text);
     EXPECT_ERROR(td_softmax(scalar(td, 3)), "softmax: needs at least one dimension, got shape ()");
-    EXPECT_ERROR(td_cross_entropy(ones(td, 4, 10), td_fill(td, TD_I32, TD_SHAPE(5), 0)),
-                 "cross_entropy_rows: logits (4, 10) and labels (5) do not fit (..., C), (...)");
+    text = "cross_entropy_rows: logits (4, 10) and labels (5) do not fit (..., C), (...)";
+    EXPECT_ERROR(td_cross_entropy(ones(td, 4, 10), td_fill(td, TD_I32, TD_SHAPE(5), 0)), text);
     EXPECT_ERROR(td_mse(ones(td, 4, 1), ones(td, 4)), "mse: shapes (4, 1) and (4) differ");
     EXPECT_ERROR(td_reshape(ones(td, 3, 4), 5, -1), "reshape: shape (3, 4) does not divide into (5, -1)");
     EXPECT_ERROR(td_reshape(ones(td, 3, 4), 13), "reshape: shape (3, 4) has 12 elements, (13) has 13");
     EXPECT_ERROR(td_broadcast(ones(td, 3), TD_SHAPE(3, 4)), "broadcast: shape (3) does not stretch to (3, 4)");
     EXPECT_ERROR(td_sum_to(ones(td, 3, 4), TD_SHAPE(5)), "sum_to: shape (3, 4) cannot be summed to (5)");
     EXPECT_ERROR(td_max(ones(td, 3, 0), 1, TD_DROP), "max: dimension 1 of shape (3, 0) is empty");
-    EXPECT_ERROR(td_concat(((td_tensor[]){ ones(td, 2, 3), ones(td, 2, 4) }), 2, 0), "concat: shapes (2, 3) and (2, 4) differ beside dimension 0");
+    text = "concat: shapes (2, 3) and (2, 4) differ beside dimension 0";
+    EXPECT_ERROR(td_concat(((td_tensor[]){ ones(td, 2, 3), ones(td, 2, 4) }), 2, 0), text);
 }
 END_TEST
 
 START_TEST(test_wrong_arguments_are_refused_by_name)
 {
+    const char *text;
     EXPECT_ERROR(td_sum(ones(td, 3, 4), 2, TD_DROP), "sum: there is no dimension 2 in shape (3, 4)");
     EXPECT_ERROR(td_transpose(ones(td, 3, 4), 0, -3), "transpose: there is no dimension -3 in shape (3, 4)");
     EXPECT_ERROR(td_slice(ones(td, 3, 4), 1, 2, 5), "slice: [2, 5) is not within dimension 1 of shape (3, 4)");
     EXPECT_ERROR(td_dropout(ones(td, 3), 1), "dropout: p must be at least 0 and below 1, got 1");
     EXPECT_ERROR(td_dropout(ones(td, 3), NAN), "dropout: p must be at least 0 and below 1, got nan");
     EXPECT_ERROR(td_add(ones(td, 3), td_fill(td, TD_I32, TD_SHAPE(3), 1)), "add: operands have dtypes f32 and i32");
-    EXPECT_ERROR(td_matmul(td_fill(td, TD_I32, TD_SHAPE(2, 2), 1), td_fill(td, TD_I32, TD_SHAPE(2, 2), 1)),
-                 "matmul: needs float operands, got i32");
+    text = "matmul: needs float operands, got i32";
+    EXPECT_ERROR(td_matmul(td_fill(td, TD_I32, TD_SHAPE(2, 2), 1), td_fill(td, TD_I32, TD_SHAPE(2, 2), 1)), text);
     EXPECT_ERROR(td_mean(td_fill(td, TD_I32, TD_SHAPE(3), 1), TD_ALL, TD_DROP), "mean: needs a float dtype, got i32");
-    EXPECT_ERROR(td_cross_entropy(ones(td, 2, 3), ones(td, 2)), "cross_entropy_rows: needs float logits and i32 labels, got f32 and f32");
+    text = "cross_entropy_rows: needs float logits and i32 labels, got f32 and f32";
+    EXPECT_ERROR(td_cross_entropy(ones(td, 2, 3), ones(td, 2)), text);
 }
 END_TEST
 
@@ -561,8 +591,12 @@ START_TEST(test_philox_gives_its_published_values)
         uint32_t counter[4], key[2], out[4];
     } known[] = {
         { { 0 }, { 0 }, { 0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8 } },
-        { { 0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff }, { 0xffffffff, 0xffffffff }, { 0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd } },
-        { { 0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344 }, { 0xa4093822, 0x299f31d0 }, { 0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1 } },
+        { { 0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff },
+          { 0xffffffff, 0xffffffff },
+          { 0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd } },
+        { { 0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344 },
+          { 0xa4093822, 0x299f31d0 },
+          { 0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1 } },
     };
     for (int i = 0; i < 3; i++) {
         uint32_t out[4];
@@ -701,9 +735,11 @@ START_TEST(test_losses_are_their_formulas)
     const double logits[] = { 0, log(3), 2, 2 }, weights[] = { 1, 3 }; /* softmax: 1/4 3/4, 1/2 1/2 */
     const int32_t labels[] = { 1, 0 };
     const double y[] = { 1, 2, 3, 4 }, target[] = { 1, 1, 1, 1 }; /* squares: 0 1, 4 9 */
-    td_tensor x = td_input(td, "logits", TD_F64, TD_SHAPE(2, 2), logits), l = td_input(td, "labels", TD_I32, TD_SHAPE(2), labels);
+    td_tensor x = td_input(td, "logits", TD_F64, TD_SHAPE(2, 2), logits),
+              l = td_input(td, "labels", TD_I32, TD_SHAPE(2), labels);
     td_tensor w = td_input(td, "weights", TD_F64, TD_SHAPE(2), weights);
-    td_tensor a = td_input(td, "y", TD_F64, TD_SHAPE(2, 2), y), b = td_input(td, "target", TD_F64, TD_SHAPE(2, 2), target);
+    td_tensor a = td_input(td, "y", TD_F64, TD_SHAPE(2, 2), y),
+              b = td_input(td, "target", TD_F64, TD_SHAPE(2, 2), target);
     ck_assert_double_eq_tol(td_item(td_cross_entropy(x, l)), (log(4.0 / 3) + log(2)) / 2, 1e-15);
     ck_assert_double_eq_tol(td_item(td_cross_entropy_weighted(x, l, w)), (log(4.0 / 3) + 3 * log(2)) / 4, 1e-15);
     ck_assert_double_eq_tol(td_item(td_mse(a, b)), 14.0 / 4, 1e-15);
@@ -786,13 +822,15 @@ START_TEST(test_integers_are_computed_exactly)
 END_TEST
 
 TESTS("ops", test_gradients_equal_central_differences, test_second_derivatives_equal_central_differences,
-      test_every_operation_has_cases_and_a_gradient_rule, test_decompositions_equal_their_operation, test_f32_agrees_with_f64,
-      test_bf16_products_agree_with_f64, test_results_do_not_depend_on_threads, test_results_do_not_depend_on_fusion,
-      test_f64_products_do_not_depend_on_threads, test_16_bit_values_are_rounded_inside_a_chain,
-      test_sums_over_an_uneven_shard_leave_out_what_does_not_exist, test_wrong_shapes_are_refused_by_name,
-      test_wrong_arguments_are_refused_by_name, test_errors_name_the_module_and_come_first, test_philox_gives_its_published_values,
+      test_every_operation_has_cases_and_a_gradient_rule, test_decompositions_equal_their_operation,
+      test_f32_agrees_with_f64, test_bf16_products_agree_with_f64, test_results_do_not_depend_on_threads,
+      test_results_do_not_depend_on_fusion, test_f64_products_do_not_depend_on_threads,
+      test_16_bit_values_are_rounded_inside_a_chain, test_sums_over_an_uneven_shard_leave_out_what_does_not_exist,
+      test_wrong_shapes_are_refused_by_name, test_wrong_arguments_are_refused_by_name,
+      test_errors_name_the_module_and_come_first, test_philox_gives_its_published_values,
       test_draws_are_the_same_from_any_start, test_draws_have_their_distribution, test_dropout_scales_what_it_keeps,
       test_dropout_is_keyed_by_seed_path_and_update, test_dropout_uses_one_mask_forward_and_backward,
-      test_dropout_does_nothing_in_evaluation, test_uniform_draws_differ_from_each_other, test_losses_are_their_formulas,
-      test_a_label_out_of_range_gives_nan, test_casts_round_to_nearest_even_and_cut_to_integers, test_argmax_takes_the_first_of_ties,
+      test_dropout_does_nothing_in_evaluation, test_uniform_draws_differ_from_each_other,
+      test_losses_are_their_formulas, test_a_label_out_of_range_gives_nan,
+      test_casts_round_to_nearest_even_and_cut_to_integers, test_argmax_takes_the_first_of_ties,
       test_long_f32_sums_do_not_stall, test_integers_are_computed_exactly)

@@ -2,8 +2,8 @@
  *
  * The outputs' elements, in row-major order, are cut into tiles. For each tile the inputs become registers: an input
  * with the outputs' shape and the dtype computed in is read where it lies, others are converted or stretched into the
- * tile first. Then every instruction runs over the tile, and the outputs are stored. An instruction that makes an output
- * writes it directly where nothing reads that memory any more.
+ * tile first. Then every instruction runs over the tile, and the outputs are stored. An instruction that makes an
+ * output writes it directly where nothing reads that memory any more.
  */
 #include "core/ops/fused.h"
 
@@ -90,8 +90,8 @@ static void plan_outputs(fused_plan *plan, const td_kernel *k)
     }
 }
 
-static bool fused_plan_make(td_context *td, const td_kernel *k, td_fused_header header, const td_fused_instruction *code,
-                            const uint16_t *output, td_preparation *out)
+static bool fused_plan_make(td_context *td, const td_kernel *k, td_fused_header header,
+                            const td_fused_instruction *code, const uint16_t *output, td_preparation *out)
 {
     fused_plan *plan = td_prepared_new(td, sizeof *plan);
     if (!plan)
@@ -129,8 +129,10 @@ static bool fused_prepare(td_context *td, const td_kernel *k, td_preparation *ou
 bool td_pointwise_prepare(td_context *td, const td_kernel *k, td_preparation *out)
 {
     td_fused_header header = { .inputs = k->inputs, .outputs = 1, .instructions = 1, .registers = k->inputs + 1 };
-    td_fused_instruction code = { .function = (uint16_t)k->op->pointwise, .to = (uint16_t)k->inputs,
-                                  .from = { 0, k->inputs > 1, k->inputs > 2 ? 2 : 0 }, .dtype = (uint16_t)k->out[0].dtype };
+    td_fused_instruction code = { .function = (uint16_t)k->op->pointwise,
+                                  .to = (uint16_t)k->inputs,
+                                  .from = { 0, k->inputs > 1, k->inputs > 2 ? 2 : 0 },
+                                  .dtype = (uint16_t)k->out[0].dtype };
     return fused_plan_make(td, k, header, &code, &code.to, out);
 }
 
@@ -167,7 +169,8 @@ static void splat(const fused_plan *plan, td_dtype dtype, const void *from, int6
 }
 
 /* Elements [first, first + count) of a stretched input: run by run of its innermost dimension. */
-static char *load_stretched(const fused_plan *plan, const fused_input *in, const td_arg *arg, int64_t first, int64_t count, char *to)
+static char *load_stretched(const fused_plan *plan, const fused_input *in, const td_arg *arg, int64_t first,
+                            int64_t count, char *to)
 {
     int64_t width = plan->wide ? 8 : 4;
     int64_t inner = in->size[0], at = first % inner, outer = first / inner;
@@ -209,7 +212,8 @@ static char *load_input(const fused_run *r, int i, int64_t first, int64_t count,
     return to;
 }
 
-static void apply(const fused_plan *plan, const td_fused_instruction *op, char *const *registers, char *to, int64_t count)
+static void apply(const fused_plan *plan, const td_fused_instruction *op, char *const *registers, char *to,
+                  int64_t count)
 {
     const void *a = registers[op->from[0]], *b = registers[op->from[1]], *c = registers[op->from[2]];
     if (plan->wide) {
@@ -305,7 +309,8 @@ static bool fused_shape(td_call *call)
         return false;
     call->outputs = header.outputs;
     for (int o = 0; o < header.outputs; o++) {
-        call->out[o] = (td_value){ .shape = shape, .dtype = output[o] < header.inputs ? call->in[output[o]]->dtype : 0 };
+        call->out[o] = (td_value){ .shape = shape,
+                                   .dtype = output[o] < header.inputs ? call->in[output[o]]->dtype : 0 };
         for (int i = 0; i < header.instructions; i++)
             if (code[i].to == output[o])
                 call->out[o].dtype = (uint8_t)code[i].dtype;

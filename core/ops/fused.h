@@ -49,7 +49,10 @@ typedef struct td_fused_instruction {
     uint16_t dtype;    /* of the result */
 } td_fused_instruction;
 
-enum { TD_FUSED_BYTES = sizeof(td_fused_header) + TD_FUSED_INSTRUCTIONS * sizeof(td_fused_instruction) + 2 * TD_FUSED_OUTPUTS };
+enum {
+    TD_FUSED_BYTES =
+        sizeof(td_fused_header) + TD_FUSED_INSTRUCTIONS * sizeof(td_fused_instruction) + 2 * TD_FUSED_OUTPUTS,
+};
 
 /* A chain being made. Values are numbered: inputs from 0, results of instructions from TD_FUSED_INPUTS. */
 typedef struct td_fused_builder {

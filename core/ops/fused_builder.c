@@ -13,7 +13,8 @@ int td_fused_apply(td_fused_builder *b, const td_op *op, td_dtype dtype, const i
     if (b->instructions == TD_FUSED_INSTRUCTIONS)
         return -1;
     td_fused_instruction *i = &b->code[b->instructions];
-    *i = (td_fused_instruction){ .function = (uint16_t)op->pointwise, .to = (uint16_t)(TD_FUSED_INPUTS + b->instructions),
+    *i = (td_fused_instruction){ .function = (uint16_t)op->pointwise,
+                                 .to = (uint16_t)(TD_FUSED_INPUTS + b->instructions),
                                  .dtype = (uint16_t)dtype };
     for (int s = 0; s < 3; s++) /* an operand a function does not have is its first, so that it names a register */
         i->from[s] = (uint16_t)from[s < td_pointwise_inputs[op->pointwise] ? s : 0];
@@ -47,7 +48,9 @@ size_t td_fused_finish(const td_fused_builder *b, void *attr)
     uint16_t home[VALUES] = { 0 }; /* the register of each value */
     bool taken[TD_FUSED_REGISTERS] = { false };
     td_fused_instruction code[TD_FUSED_INSTRUCTIONS];
-    td_fused_header header = { .inputs = b->inputs, .outputs = b->outputs, .instructions = b->instructions, .registers = b->inputs };
+    td_fused_header header = {
+        .inputs = b->inputs, .outputs = b->outputs, .instructions = b->instructions, .registers = b->inputs
+    };
     last_reads(b, last);
     for (int v = 0; v < b->inputs; v++) {
         home[v] = (uint16_t)v;

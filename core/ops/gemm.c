@@ -1,8 +1,8 @@
 /* The f64 matrix product, blocked for the caches and the registers as in Goto and van de Geijn ("Anatomy of
  * high-performance matrix multiplication", 2008).
  *
- * A block of B (DEPTH x WIDTH) and one of A (HEIGHT x DEPTH) are packed so that the kernel reads both in order: A in panels
- * of 6 rows, B in panels of 8 columns, edges filled with zeros. The kernel keeps 6 x 8 sums in registers.
+ * A block of B (DEPTH x WIDTH) and one of A (HEIGHT x DEPTH) are packed so that the kernel reads both in order: A in
+ * panels of 6 rows, B in panels of 8 columns, edges filled with zeros. The kernel keeps 6 x 8 sums in registers.
  */
 #include "core/ops/gemm.h"
 
@@ -97,7 +97,8 @@ static void multiply(void *user, int64_t begin, int64_t end)
     int64_t across = (t->columns + TASK_COLUMNS - 1) / TASK_COLUMNS;
     for (int64_t task = begin; task < end; task++) {
         int64_t row_begin = task / across * TASK_ROWS, row_end = td_smaller(row_begin + TASK_ROWS, t->rows);
-        int64_t column_begin = task % across * TASK_COLUMNS, column_end = td_smaller(column_begin + TASK_COLUMNS, t->columns);
+        int64_t column_begin = task % across * TASK_COLUMNS,
+                column_end = td_smaller(column_begin + TASK_COLUMNS, t->columns);
         for (int64_t column = column_begin; column < column_end; column += COLUMNS) {
             for (int64_t row = row_begin; row < row_end; row += ROWS) {
                 vector sums[ROWS][2];

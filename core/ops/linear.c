@@ -19,8 +19,8 @@ static bool linear_shape(td_call *call)
         return td_call_fail(call, "needs float operands, got %s", td_dtype_name(dtype));
     if (x.rank < 1 || w.rank != 2 || b.rank != 1 || x.dim[x.rank - 1] != w.dim[1] || w.dim[0] != b.dim[0]) {
         char text[3][TD_SHAPE_TEXT];
-        return td_call_fail(call, "x %s, weight %s and bias %s do not fit (..., in), (out, in), (out)", td_shape_text(x, text[0]),
-                            td_shape_text(w, text[1]), td_shape_text(b, text[2]));
+        return td_call_fail(call, "x %s, weight %s and bias %s do not fit (..., in), (out, in), (out)",
+                            td_shape_text(x, text[0]), td_shape_text(w, text[1]), td_shape_text(b, text[2]));
     }
     x.dim[x.rank - 1] = w.dim[0];
     call->out[0].shape = x;

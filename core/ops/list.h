@@ -7,13 +7,13 @@
 
 #include <tandem/rewrite.h>
 
-#define TD_OPERATIONS(X)                                                                                                   \
-    TD_UNARY(X) TD_BINARY(X) X(where) X(cast)                                                                              \
-    X(fused)                                                                                                               \
-    X(sum) X(max) X(argmax)                                                                                                \
-    X(reshape) X(broadcast) X(transpose) X(slice) X(concat) X(fill) X(iota)                                                \
-    X(matmul) X(linear)                                                                                                    \
-    X(softmax) X(cross_entropy_rows) X(cross_entropy_gradient)                                                             \
+#define TD_OPERATIONS(X) \
+    TD_UNARY(X) TD_BINARY(X) X(where) X(cast) \
+    X(fused) \
+    X(sum) X(max) X(argmax) \
+    X(reshape) X(broadcast) X(transpose) X(slice) X(concat) X(fill) X(iota) \
+    X(matmul) X(linear) \
+    X(softmax) X(cross_entropy_rows) X(cross_entropy_gradient) \
     X(dropout_mask) X(uniform)
 
 #define TD_DECLARE_OPERATION(name) extern const td_op td_op_##name;

@@ -1,7 +1,7 @@
 /* Losses.
  *
- *     cross_entropy_rows       logits (..., C), labels (...) i32   ->  -log softmax(logits)[label], (...) f32 (f64 for f64)
- *     cross_entropy_gradient   logits, labels, d (...)             ->  (softmax(logits) - onehot(label)) * d, as the logits
+ *     cross_entropy_rows      logits (..., C), labels (...) i32  ->  -log softmax(logits)[label]  (...) f32 or f64
+ *     cross_entropy_gradient  logits, labels, d (...)            ->  (softmax(logits) - onehot(label)) d, like logits
  *
  * A label outside [0, C) gives NaN. A row is read once for its loss and twice for its gradient; nothing of its size is
  * kept between. The losses a model calls are means of these whose denominators are those of the global batch:
@@ -40,7 +40,8 @@ static int32_t label_at(const td_kernel *k, int64_t row, int64_t classes)
 static void for_each_row(const td_kernel *k, td_range_function body)
 {
     td_shape shape = k->in[0].shape;
-    td_parallel_for(k->run, td_shape_product(shape, 0, (int)shape.rank - 1), td_row_grain(td_arg_last(&k->in[0])), body, (void *)k);
+    td_parallel_for(k->run, td_shape_product(shape, 0, (int)shape.rank - 1), td_row_grain(td_arg_last(&k->in[0])), body,
+                    (void *)k);
 }
 
 /* The max, an exponential and a sum an element of the logits. */
@@ -62,10 +63,15 @@ static bool rows_shape(td_call *call)
     return true;
 }
 
+static td_tensor cross_entropy_slope(td_tensor logits, td_tensor labels, td_tensor d, td_here here)
+{
+    return td_record(&td_op_cross_entropy_gradient, here, 3, (td_tensor[]){ logits, labels, d }, NULL);
+}
+
 static void rows_gradient(const td_gradient_call *g)
 {
     if (g->wanted[0])
-        td_gradient_set(g, 0, td_record(&td_op_cross_entropy_gradient, g->here, 3, (td_tensor[]){ g->in[0], g->in[1], g->dout[0] }, NULL));
+        td_gradient_set(g, 0, cross_entropy_slope(g->in[0], g->in[1], g->dout[0], g->here));
 }
 
 /* (..., C), 1 at the label's place and 0 elsewhere. */
@@ -161,8 +167,9 @@ static void slope_gradient(const td_gradient_call *g)
     }
     if (g->wanted[2]) {
         td_tensor ones = td_fill_at(g->td, td_dtype_at(d), td_shape_at(d), 1, here);
-        td_tensor slope = td_record(&td_op_cross_entropy_gradient, here, 3, (td_tensor[]){ x, labels, ones }, NULL);
-        td_gradient_set(g, 2, td_as(td_sum_at(td_mul_at(u, slope, here), TD_LAST, TD_DROP, here), td_dtype_at(d), here));
+        td_tensor slope = cross_entropy_slope(x, labels, ones, here);
+        td_gradient_set(g, 2,
+                        td_as(td_sum_at(td_mul_at(u, slope, here), TD_LAST, TD_DROP, here), td_dtype_at(d), here));
     }
 }
 
@@ -193,7 +200,7 @@ static void slope_range(void *user, int64_t begin, int64_t end)
         td_row_softmax(x, y, row * classes, classes, s, label < 0 ? NAN : scale);
         if (label < 0)
             continue;
-        chosen = (exp(chosen - s.max) / s.sum - 1) * scale; /* before it is rounded: near 1 the difference is all there is */
+        chosen = (exp(chosen - s.max) / s.sum - 1) * scale; /* not yet rounded: near 1 the difference is all there is */
         td_store_f64(td_arg_at(y, row * classes + label), y->dtype, &chosen, 1);
     }
 }
@@ -232,8 +239,8 @@ static td_tensor weighted_mean(td_tensor rows, td_tensor weights, const char *na
         return td_failed(rows) ? rows : weights;
     char text[2][TD_SHAPE_TEXT];
     if (!td_shape_equal(td_shape_at(rows), td_shape_at(weights)))
-        return td_refuse(rows.td, name, here, "rows %s and weights %s differ", td_shape_text(td_shape_at(rows), text[0]),
-                         td_shape_text(td_shape_at(weights), text[1]));
+        return td_refuse(rows.td, name, here, "rows %s and weights %s differ",
+                         td_shape_text(td_shape_at(rows), text[0]), td_shape_text(td_shape_at(weights), text[1]));
     weights = td_as(weights, td_dtype_at(rows), here);
     td_tensor total = td_sum_at(td_mul_at(rows, weights, here), TD_ALL, TD_DROP, here);
     return td_div_at(total, td_sum_at(weights, TD_ALL, TD_DROP, here), here);

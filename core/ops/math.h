@@ -21,7 +21,7 @@ static inline float td_from_bits_f32(uint32_t bits)
     return x;
 }
 
-/* e^x = 2^n e^r, |r| <= ln 2 / 2. 2^n is applied in two halves, so that subnormal results and overflow come out right. */
+/* e^x = 2^n e^r, |r| <= ln 2 / 2. 2^n is applied in two halves: subnormal results and overflow come out right. */
 static inline float td_exp_f32(float x)
 {
     const float rounder = 0x1.8p23f; /* adding it leaves the nearest integer in the low bits */

@@ -27,8 +27,9 @@ static bool matmul_shape(td_call *call)
     for (int i = 0; batched && b.rank > 2 && i < a.rank - 2; i++)
         batched = a.dim[i] == b.dim[i];
     if (k != k_b || !batched)
-        return td_call_fail(call, "shapes %s and %s do not multiply%s%s", td_shape_text(a, text[0]), td_shape_text(b, text[1]),
-                            attr->transpose_a ? ", a transposed" : "", attr->transpose_b ? ", b transposed" : "");
+        return td_call_fail(call, "shapes %s and %s do not multiply%s%s", td_shape_text(a, text[0]),
+                            td_shape_text(b, text[1]), attr->transpose_a ? ", a transposed" : "",
+                            attr->transpose_b ? ", b transposed" : "");
     a.dim[a.rank - 2] = m;
     a.dim[a.rank - 1] = n;
     call->out[0].shape = a;

@@ -79,7 +79,8 @@ static void swap_square(const transposition *t, const char *x, char *y, int64_t 
     default:
         for (int64_t i = row; i < end_row; i++)
             for (int64_t j = column; j < end_column; j++)
-                memcpy(y + (j * t->middle * t->rows + i) * t->bytes, x + (i * t->middle * t->columns + j) * t->bytes, (size_t)t->bytes);
+                memcpy(y + (j * t->middle * t->rows + i) * t->bytes, x + (i * t->middle * t->columns + j) * t->bytes,
+                       (size_t)t->bytes);
     }
 }
 
@@ -222,8 +223,11 @@ static void slice_cpu(const td_kernel *k)
     td_shape in = k->in[0].shape;
     int axis = (int)attr->axis;
     int64_t step = td_shape_product(in, axis + 1, (int)in.rank) * td_dtype_size(k->in[0].dtype);
-    row_copies r = { .from = (const char *)k->in[0].data + attr->begin * step, .to = k->out[0].data, .from_step = in.dim[axis] * step,
-                     .to_step = (attr->end - attr->begin) * step, .bytes = (attr->end - attr->begin) * step };
+    row_copies r = { .from = (const char *)k->in[0].data + attr->begin * step,
+                     .to = k->out[0].data,
+                     .from_step = in.dim[axis] * step,
+                     .to_step = (attr->end - attr->begin) * step,
+                     .bytes = (attr->end - attr->begin) * step };
     td_parallel_for(k->run, td_shape_product(in, 0, axis), grain_of(r.bytes), copy_rows, &r);
 }
 
@@ -266,8 +270,8 @@ td_tensor td_slice_at(td_tensor x, int axis, int64_t begin, int64_t end, td_here
     if (attr.axis < 0)
         return td_refuse(x.td, "slice", here, "there is no dimension %d in shape %s", axis, td_shape_text(shape, text));
     if (begin < 0 || end < begin || end > shape.dim[attr.axis])
-        return td_refuse(x.td, "slice", here, "[%lld, %lld) is not within dimension %d of shape %s", (long long)begin, (long long)end,
-                         axis, td_shape_text(shape, text));
+        return td_refuse(x.td, "slice", here, "[%lld, %lld) is not within dimension %d of shape %s", (long long)begin,
+                         (long long)end, axis, td_shape_text(shape, text));
     return begin == 0 && end == shape.dim[attr.axis] ? x : td_record(&td_op_slice, here, 1, &x, &attr);
 }
 
@@ -287,8 +291,9 @@ static bool concat_shape(td_call *call)
             fits = d == attr->axis || in.dim[d] == out->dim[d];
         if (!fits) {
             char text[2][TD_SHAPE_TEXT];
-            return td_call_fail(call, "shapes %s and %s differ beside dimension %lld", td_shape_text(call->in[0]->shape, text[0]),
-                                td_shape_text(in, text[1]), (long long)attr->axis);
+            return td_call_fail(call, "shapes %s and %s differ beside dimension %lld",
+                                td_shape_text(call->in[0]->shape, text[0]), td_shape_text(in, text[1]),
+                                (long long)attr->axis);
         }
         out->dim[attr->axis] += in.dim[attr->axis];
     }
@@ -364,6 +369,7 @@ td_tensor td_concat_at(const td_tensor *parts, int count, int axis, td_here here
     td_concat_attr attr = { .axis = td_axis_of(shape, axis) };
     char text[TD_SHAPE_TEXT];
     if (attr.axis < 0)
-        return td_refuse(parts[0].td, "concat", here, "there is no dimension %d in shape %s", axis, td_shape_text(shape, text));
+        return td_refuse(parts[0].td, "concat", here, "there is no dimension %d in shape %s", axis,
+                         td_shape_text(shape, text));
     return count == 1 ? parts[0] : td_record(&td_op_concat, here, count, parts, &attr);
 }

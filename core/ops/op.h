@@ -24,7 +24,7 @@ int td_axis_of(td_shape shape, int axis);
 td_tensor td_as(td_tensor x, td_dtype dtype, td_here here);
 /* The scalar `value` in x's dtype, known to the program. */
 td_tensor td_constant_like(td_tensor x, double value, td_here here);
-/* dx, of a shape that x's broadcast to, summed back to x's shape and in x's dtype: the gradient of a stretched operand. */
+/* dx, of a shape that x's broadcast to, summed back to x's shape and in x's dtype: the gradient of a stretched x. */
 td_tensor td_sum_to_as(td_tensor dx, td_tensor x, td_here here);
 /* (count): 0, 1, 2 ... */
 td_tensor td_iota_at(td_context *td, td_dtype dtype, int64_t count, td_here here);

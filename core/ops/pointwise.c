@@ -80,18 +80,25 @@ TD_POINTWISE(GRADIENT)
 
 /* ---- Cases ---------------------------------------------------------------------------------------------- */
 
-static const td_case cases_1_ANY[] = { { .in = { TD_RANDN(3, 5) } }, { .in = { TD_RANDN(2, 1031) }, .note = "several tiles" },
-                                       { .in = { TD_SCALAR_CASE } }, TD_CASES_END };
-static const td_case cases_1_POSITIVE[] = { { .in = { TD_POSITIVE(3, 5) } }, { .in = { TD_POSITIVE(2, 1031) } }, TD_CASES_END };
+static const td_case cases_1_ANY[] = { { .in = { TD_RANDN(3, 5) } },
+                                       { .in = { TD_RANDN(2, 1031) }, .note = "several tiles" },
+                                       { .in = { TD_SCALAR_CASE } },
+                                       TD_CASES_END };
+static const td_case cases_1_POSITIVE[] = { { .in = { TD_POSITIVE(3, 5) } },
+                                            { .in = { TD_POSITIVE(2, 1031) } },
+                                            TD_CASES_END };
 static const td_case cases_1_STEP[] = { { .in = { TD_RANDN(3, 5) }, .no_gradient_check = true }, TD_CASES_END };
 static const td_case cases_2_ANY[] = { { .in = { TD_RANDN(3, 5), TD_RANDN(3, 5) } },
                                        { .in = { TD_RANDN(2, 3, 5), TD_RANDN(5) }, .note = "a row against all" },
                                        { .in = { TD_RANDN(4, 1), TD_RANDN(1, 7) }, .note = "both stretch" },
-                                       { .in = { TD_SCALAR_CASE, TD_RANDN(600) }, .note = "a scalar against all" }, TD_CASES_END };
+                                       { .in = { TD_SCALAR_CASE, TD_RANDN(600) }, .note = "a scalar against all" },
+                                       TD_CASES_END };
 static const td_case cases_2_POSITIVE[] = { { .in = { TD_POSITIVE(3, 5), TD_POSITIVE(3, 5) } },
                                             { .in = { TD_POSITIVE(5), TD_POSITIVE(4, 5) } },
-                                            { .in = { TD_POSITIVE(2, 3), { TD_CASE_POSITIVE, 0, { 0 }, 1 } } }, TD_CASES_END };
-static const td_case cases_2_STEP[] = { { .in = { TD_RANDN(3, 5), TD_RANDN(5) }, .no_gradient_check = true }, TD_CASES_END };
+                                            { .in = { TD_POSITIVE(2, 3), { TD_CASE_POSITIVE, 0, { 0 }, 1 } } },
+                                            TD_CASES_END };
+static const td_case cases_2_STEP[] = { { .in = { TD_RANDN(3, 5), TD_RANDN(5) }, .no_gradient_check = true },
+                                        TD_CASES_END };
 static const td_case cases_3_ANY[] = { { .in = { TD_RANDN(3, 5), TD_RANDN(3, 5), TD_RANDN(5) } }, TD_CASES_END };
 
 /* ---- Descriptors ---------------------------------------------------------------------------------------- */

@@ -25,7 +25,8 @@ bool td_product_prepare(td_context *td, const td_kernel *k, td_onednn_product p,
     }
     if (p.dtype == TD_F32 || p.dtype == TD_BF16)
         return td_onednn_prepare(td, &p, out);
-    td_fail(td, TD_ERROR_UNSUPPORTED, "%s: there are no %s matrix products on the CPU", k->op->name, td_dtype_name(p.dtype));
+    td_fail(td, TD_ERROR_UNSUPPORTED, "%s: there are no %s matrix products on the CPU", k->op->name,
+            td_dtype_name(p.dtype));
     return false;
 }
 

@@ -1,8 +1,8 @@
 /* Random draws: uniform values and dropout's mask, made in whatever placement they are read.
  *
- * An element is a function of (seed, key, update, index): key is the module path and occurrence in the recording, update
- * counts optimizer updates, index is the element's in the global value, micro-batches being consecutive parts of one
- * batch. So a mask is the same on any number of ranks and under any accumulation, and again in the backward.
+ * An element is a function of (seed, key, update, index): key is the module path and occurrence in the recording,
+ * update counts optimizer updates, index is the element's in the global value, micro-batches being consecutive parts of
+ * one batch. So a mask is the same on any number of ranks and under any accumulation, and again in the backward.
  */
 #include "core/ops/convert.h"
 #include "core/ops/op.h"

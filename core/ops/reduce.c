@@ -233,7 +233,8 @@ static void sum_columns(const td_arg *x, int64_t at, int64_t rows, int64_t strid
     }
 }
 
-static void sum_store(const reduction *r, int64_t outer, int64_t chunk, int64_t column, int64_t count, const double *total)
+static void sum_store(const reduction *r, int64_t outer, int64_t chunk, int64_t column, int64_t count,
+                      const double *total)
 {
     if (r->partial)
         memcpy(r->partial + (outer * r->chunks + chunk) * r->inner + column, total, (size_t)count * sizeof *total);
@@ -374,7 +375,8 @@ static void max_cpu(const td_kernel *k)
     if (r.inner == 1)
         td_parallel_for(k->run, r.outer, CHUNK / 4 / size + 1, max_rows, &r);
     else
-        td_parallel_for(k->run, r.outer * ((r.inner + COLUMNS - 1) / COLUMNS), CHUNK / 4 / COLUMNS / size + 1, max_columns, &r);
+        td_parallel_for(k->run, r.outer * ((r.inner + COLUMNS - 1) / COLUMNS), CHUNK / 4 / COLUMNS / size + 1,
+                        max_columns, &r);
 }
 
 /* Every element that is the largest gets an equal share. */
@@ -452,7 +454,8 @@ static void argmax_rows(void *user, int64_t begin, int64_t end)
 
 static void argmax_cpu(const td_kernel *k)
 {
-    td_parallel_for(k->run, td_arg_elements(&k->out[0]), CHUNK / 4 / td_arg_last(&k->in[0]) + 1, argmax_rows, (void *)k);
+    td_parallel_for(k->run, td_arg_elements(&k->out[0]), CHUNK / 4 / td_arg_last(&k->in[0]) + 1, argmax_rows,
+                    (void *)k);
 }
 
 static const td_case argmax_cases[] = {
@@ -485,7 +488,8 @@ static td_tensor reduce(const td_op *op, td_tensor x, int axis, int keep, td_her
         char text[TD_SHAPE_TEXT];
         int at = td_axis_of(shape, axis);
         if (at < 0)
-            return td_refuse(x.td, op->name, here, "there is no dimension %d in shape %s", axis, td_shape_text(shape, text));
+            return td_refuse(x.td, op->name, here, "there is no dimension %d in shape %s", axis,
+                             td_shape_text(shape, text));
         attr.axes = 1u << at;
     }
     return td_record(op, here, 1, &x, &attr);

@@ -26,7 +26,8 @@ static bool reshape_shape(td_call *call)
     td_shape from = call->in[0]->shape;
     if (td_shape_elements(*to) != td_shape_elements(from))
         return td_call_fail(call, "shape %s has %lld elements, %s has %lld", td_shape_text(from, text[0]),
-                            (long long)td_shape_elements(from), td_shape_text(*to, text[1]), (long long)td_shape_elements(*to));
+                            (long long)td_shape_elements(from), td_shape_text(*to, text[1]),
+                            (long long)td_shape_elements(*to));
     call->out[0].shape = *to;
     call->out[0].dtype = call->in[0]->dtype;
     return true;
@@ -106,13 +107,14 @@ td_tensor td_reshape_at(td_tensor x, td_shape shape, td_here here)
         if (shape.dim[i] == -1 && unknown < 0)
             unknown = i;
         else if (shape.dim[i] < 0)
-            return td_refuse(x.td, "reshape", here, "to %s: only one size may be -1, none less", td_shape_text(shape, text[0]));
+            return td_refuse(x.td, "reshape", here, "to %s: only one size may be -1, none less",
+                             td_shape_text(shape, text[0]));
         else
             known *= shape.dim[i];
     }
     if (unknown >= 0 && (known == 0 || elements % known != 0))
-        return td_refuse(x.td, "reshape", here, "shape %s does not divide into %s", td_shape_text(td_shape_at(x), text[0]),
-                         td_shape_text(shape, text[1]));
+        return td_refuse(x.td, "reshape", here, "shape %s does not divide into %s",
+                         td_shape_text(td_shape_at(x), text[0]), td_shape_text(shape, text[1]));
     if (unknown >= 0)
         shape.dim[unknown] = elements / known;
     return td_record(&td_op_reshape, here, 1, &x, &shape);
