@@ -232,7 +232,9 @@ TD_API td_tensor td_gradient_at(td_tensor y, td_tensor x, td_here here);
 
 /* Makes t readable after the step. */
 TD_API void td_keep(td_tensor t);
-/* The single element of t. A pending value is computed first; a kept one is read. NaN and an error on failure. */
+/* The single element of t. A kept value of the last step is read. A pending one is computed first, by running what it needs of
+ * the recording without assigning anything, and again by td_step; on several ranks all must ask for it. NaN and an
+ * error on failure. */
 TD_API double td_item(td_tensor t);
 /* All elements of t to host memory of t's dtype. Same rules as td_item. */
 TD_API bool td_read(td_tensor t, void *to);

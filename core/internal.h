@@ -88,6 +88,7 @@ struct td_context {
     void *arena;
     int64_t arena_bytes;
     int64_t steps;                            /* td_step calls that ran */
+    int64_t runs;                             /* of plans: steps, and values computed before their step */
     td_run run;
     td_report report;
     struct td_onednn *onednn;

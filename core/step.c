@@ -250,8 +250,9 @@ static bool run_recording(td_context *td, bool pure)
     if (!plan) return false;
     plan->used = (uint64_t)td->steps;
     if (td->has_parallel && td->parallel.agree &&
-        !td->parallel.agree(td->parallel.self, td->steps, &td->recording, plan->key, is_new))
+        !td->parallel.agree(td->parallel.self, td->runs, &td->recording, plan->key, is_new))
         return false;
+    td->runs++;
     td->last = NULL;
     if (!td_plan_run(td, plan)) return false;
     td->last = plan;

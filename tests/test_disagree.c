@@ -108,6 +108,43 @@ START_TEST(test_one_operation_more)
 }
 END_TEST
 
+/* Reading a value before its step is a run of its own: all ranks must, or none. */
+static int read_early(par_world *world, int rank, void *user)
+{
+    job *j = user;
+    td_context *td = td_open(&(td_options){ .dtype = TD_F64, .threads = 1, .log = NULL });
+    par_attach(td, world, rank, NULL);
+    bool good = true;
+    for (int s = 0; s < 8 && good; s++) {
+        double x[2] = { rank, s }, start = now();
+        td_tensor sum = td_sum(td_batch(td, "x", TD_F64, TD_SHAPE(2 * j->ranks), x), TD_ALL, TD_DROP);
+        bool reads = !(s == j->at && rank == j->bad);
+        if (reads && td_item(sum) != j->ranks * s + j->ranks * (j->ranks - 1) / 2) good = false;
+        td_keep(td_square(sum));
+        good = good && td_step(td);
+        j->seconds[rank] = now() - start;
+    }
+    snprintf(j->text[rank], sizeof j->text[rank], "%s", td_error_text(td));
+    td_close(td);
+    return good ? 0 : 1;
+}
+
+START_TEST(test_a_value_read_early_on_some_ranks_only)
+{
+    job j = { .ranks = 3, .at = -1 };
+    ck_assert_int_eq(par_run_threads(3, NULL, read_early, &j), 0);
+    for (int at = 0; at <= 5; at += 5) {
+        j = (job){ .ranks = 3, .at = at, .bad = 2 };
+        ck_assert_int_ne(par_run_threads(3, &(par_world_options){ .timeout_s = 10 }, read_early, &j), 0);
+        for (int r = 0; r < 3; r++) {
+            ck_assert_msg(j.seconds[r] < 2, "rank %d waited %.1f s", r, j.seconds[r]);
+            ck_assert_str_has(j.text[r], "ranks disagree");
+            ck_assert_str_eq(j.text[r], j.text[0]);
+        }
+    }
+}
+END_TEST
+
 START_TEST(test_an_option)
 {
     expect(OPTION, 2, 1, 0, (const char *const[]){ "ranks disagree at step 0: option bucket is 0 on rank 0 but 1048576 on rank 1", NULL });
@@ -116,4 +153,5 @@ START_TEST(test_an_option)
 END_TEST
 
 TESTS("disagree", test_ranks_that_agree_run, test_an_attribute_inside_an_operation, test_the_order_of_operations, test_a_shape,
-      test_another_operation_on_rank_0, test_one_operation_more, test_an_option)
+      test_another_operation_on_rank_0, test_one_operation_more, test_a_value_read_early_on_some_ranks_only,
+      test_an_option)

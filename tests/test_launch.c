@@ -258,6 +258,8 @@ static launcher_process start_launcher(const char *mode, const char *ranks, cons
 {
     launcher_process l = { .folder = "test_launch.XXXXXX" };
     int ends[2];
+    char self[4096] = "";
+    ck_assert_int_gt(readlink("/proc/self/exe", self, sizeof self - 1), 0);
     ck_assert_ptr_nonnull(mkdtemp(l.folder));
     ck_assert_int_eq(pipe2(ends, O_CLOEXEC), 0);
     l.pid = fork();
@@ -266,7 +268,7 @@ static launcher_process start_launcher(const char *mode, const char *ranks, cons
         setenv("TEST_LAUNCH_PIDS", l.folder, 1);
         dup2(ends[1], STDOUT_FILENO);
         dup2(ends[1], STDERR_FILENO);
-        execl("/proc/self/exe", "test_launch", "launch", mode, ranks, timeout_s, (char *)NULL);
+        execl(self, "test_launch", "launch", mode, ranks, timeout_s, (char *)NULL);
         _exit(127);
     }
     ck_assert_int_gt(l.pid, 0);
