@@ -26,6 +26,7 @@ static const run_flag common_flags[] = {
     { .name = "lr", .kind = RUN_POSITIVE, .standard = "0.001", .help = "learning rate", .commands = TBP },
     { .name = "schedule", .kind = RUN_CHOICE, .choices = "constant|linear|cosine", .standard = "constant",
       .help = "course of the learning rate", .commands = RUN_TRAIN },
+    { .name = "final-lr", .kind = RUN_AMOUNT, .help = "learning rate at the end of a schedule that falls (a tenth of --lr)", .commands = RUN_TRAIN },
     { .name = "warmup", .kind = RUN_WHOLE, .standard = "0", .most = 1e15, .help = "updates in which it rises from 0", .commands = RUN_TRAIN },
     { .name = "schedule-steps", .kind = RUN_COUNT, .most = 1e15, .help = "updates the schedule spans (--steps)", .commands = RUN_TRAIN },
     { .name = "seed", .kind = RUN_WHOLE, .standard = "0", .help = "of initial values, order of data and dropout" },
@@ -63,6 +64,7 @@ static bool set_defaults(run_loop *run, const run_defaults *d)
     if (ok && d->batch) snprintf(text, sizeof text, "%lld", (long long)d->batch), ok = run_flags_set(&run->flags, "batch", text, RUN_DEFAULT);
     if (ok && d->epochs) snprintf(text, sizeof text, "%lld", (long long)d->epochs), ok = run_flags_set(&run->flags, "epochs", text, RUN_DEFAULT);
     if (ok && d->lr) snprintf(text, sizeof text, "%.17g", d->lr), ok = run_flags_set(&run->flags, "lr", text, RUN_DEFAULT);
+    if (ok && d->schedule) ok = run_flags_set(&run->flags, "schedule", d->schedule, RUN_DEFAULT);
     if (ok && d->data) ok = run_flags_set(&run->flags, "data", d->data, RUN_DEFAULT);
     return ok;
 }

@@ -22,11 +22,14 @@ opt_optimizer *run_optimizer(run_loop *run, td_module root)
 
 double run_rate(const run_loop *run, int64_t step)
 {
-    const char *kind = run_flags_text(&run->flags, "schedule");
+    const run_flags *f = &run->flags;
+    const char *kind = run_flags_text(f, "schedule");
+    double rate = run_flags_number(f, "lr");
     opt_schedule schedule = {
         .kind = !strcmp(kind, "linear") ? OPT_LINEAR : !strcmp(kind, "cosine") ? OPT_COSINE : OPT_CONSTANT,
-        .rate = run_flags_number(&run->flags, "lr"),
-        .warmup = run_flags_whole(&run->flags, "warmup"),
+        .rate = rate,
+        .final_rate = run_flags_text(f, "final-lr") ? run_flags_number(f, "final-lr") : rate / 10,
+        .warmup = run_flags_whole(f, "warmup"),
         .steps = run->schedule_steps,
     };
     return opt_rate(&schedule, step);

@@ -64,6 +64,7 @@ typedef struct run_defaults {
     int64_t batch;                /* global, of one update; 128 */
     int64_t epochs;               /* 1 */
     double lr;                    /* 1e-3 */
+    const char *schedule;         /* "constant" */
     const char *data;             /* directory or file */
     const run_flag *flags;        /* of the program's own, beside the common ones */
 } run_defaults;

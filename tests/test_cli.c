@@ -205,7 +205,7 @@ START_TEST(test_a_checkpoint_goes_on_in_any_world)
     enter();
     double whole[9], parts[9];
     ck_assert_sh(0, "rm -rf whole parts; " SMALL "--dtype f64 --steps 9 --out whole");
-    ck_assert_sh(0, SMALL "--dtype f64 --steps 3 --out parts --ranks 3 --strategy fsdp");
+    ck_assert_sh(0, SMALL "--dtype f64 --steps 3 --schedule-steps 9 --out parts --ranks 3 --strategy fsdp");
     ck_assert_sh(0, "$MLP train --resume --out parts --steps 6 --ranks 2 --strategy ddp");
     ck_assert_sh(0, "$MLP train --resume --out parts --steps 9 --ranks 1 --strategy single");
     ck_assert_int_eq(read_losses("whole", whole, 9), 9);

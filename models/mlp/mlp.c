@@ -128,7 +128,7 @@ int main(int argc, char **argv)
 {
     return run_main(argc, argv, &(run_model){
         .about = "mlp: a multi-layer perceptron on images (a directory of IDX files), a table (CSV), or a made-up function",
-        .defaults = { .name = "mlp", .batch = 128, .epochs = 3, .lr = 1e-3, .flags = mlp_flags },
+        .defaults = { .name = "mlp", .batch = 128, .epochs = 3, .lr = 1e-3, .schedule = "cosine", .flags = mlp_flags },
         .data = mlp_data,
         .make = mlp_make,
         .free = free,
