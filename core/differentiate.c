@@ -11,7 +11,7 @@
  *
  * Gradients of tied uses add up before the mark, so a strategy sees one gradient a parameter and backward.
  */
-#include "core/internal.h"
+#include "core/ops/op.h"
 
 #include <string.h>
 
@@ -138,8 +138,6 @@ static bool sweep_open(differentiation *d, sweep *s)
 
 static void sweep_close(differentiation *d, sweep *s) { td_free(d->td, s->memory, s->bytes, "program"); }
 
-static bool is_float(const td_value *v) { return v->dtype == TD_F32 || v->dtype == TD_F64 || v->dtype == TD_BF16 || v->dtype == TD_F16; }
-
 /* A value is active if it depends on a source. */
 static void find_active(differentiation *d, sweep *s)
 {
@@ -149,7 +147,7 @@ static void find_active(differentiation *d, sweep *s)
         for (uint32_t i = 0; i < node->inputs && !any; i++) any = s->active[d->out->inputs[node->input + i]];
         for (uint32_t k = 0; k < node->outputs; k++) {
             uint32_t v = node->output + k;
-            s->active[v] = (any || s->source[v]) && is_float(&d->out->values[v]);
+            s->active[v] = (any || s->source[v]) && td_is_float((td_dtype)d->out->values[v].dtype);
         }
     }
 }
@@ -227,6 +225,15 @@ static bool reverse(differentiation *d, sweep *s, td_id y)
 
 /* ---- What each recorded node becomes */
 
+/* What earlier steps left in the unit's accumulator becomes its pending gradient, once. */
+static void take_accumulated(differentiation *d, uint32_t unit)
+{
+    td_unit *u = &d->td->units[unit];
+    if (!u->accumulator_full || u->accumulator_taken) return;
+    u->accumulator_taken = true;
+    d->pending[unit] = unit_value(d, u->accumulator);
+}
+
 /* Packs the gradients that arrived at unit's members and adds them to its pending gradient. */
 static bool collect(differentiation *d, const sweep *s, uint32_t unit)
 {
@@ -246,7 +253,7 @@ static bool collect(differentiation *d, const sweep *s, uint32_t unit)
     }
     if (any) {
         td_id flat = mark(d, TD_MARK_GRADIENT, unit, pack(d, unit, ids));
-        if (d->pending[unit] == TD_NONE && u.accumulator_full) d->pending[unit] = unit_value(d, u.accumulator);
+        take_accumulated(d, unit);
         d->pending[unit] = sum_of(d, d->pending[unit], flat);
     }
     td_free(d->td, ids, bytes, "program");
@@ -262,7 +269,7 @@ static bool lower_backward(differentiation *d)
         if (td_state_trains((td_state){ d->td, i }) && d->part[i] != TD_NONE) s.source[d->part[i]] = true;
     bool done = reverse(d, &s, loss);
     if (done && !s.active[loss])
-        td_fail(d->td, TD_ERROR_USAGE, "backward: the loss depends on no parameter that trains %s",
+        td_fail(d->td, TD_ERROR_USAGE, "backward: the loss depends on no parameter that trains, or was recorded before the update of those it depends on %s",
                 td_location(d->td, d->at.module, d->at.file, d->at.line));
     uint32_t units = d->td->unit_count;
     td_scope before = td_scope_of(d->td, &d->at, d->at.phase | TD_BACKWARD_PHASE);
@@ -330,7 +337,7 @@ static bool lower_gradients(differentiation *d)
     for (uint32_t from = 0, unit; (unit = next_unit(d, states, a->count, &from)) != TD_NONE;) {
         td_unit u = d->td->units[unit];
         if (!covers_unit(d, unit, states, a->count)) return false;
-        if (d->pending[unit] == TD_NONE && u.accumulator_full) d->pending[unit] = unit_value(d, u.accumulator);
+        take_accumulated(d, unit);
         if (d->pending[unit] == TD_NONE) d->pending[unit] = td_handle_id(td_fill_at(d->td, u.dtype, flat_shape(&u), 0, here));
         d->entered[unit] = mark(d, TD_MARK_OPTIMIZER, unit, d->pending[unit]);
         d->pending[unit] = TD_NONE;
@@ -384,6 +391,11 @@ static bool lower_update_unit(differentiation *d, uint32_t unit, const td_group_
 {
     const td_update_rule *rule = d->td->rules[a->rule];
     td_unit u = d->td->units[unit];
+    if (d->entered[unit] == TD_NONE) {
+        td_fail(d->td, TD_ERROR_USAGE, "%s: the gradients given do not hold that of '%s' %s", rule->name,
+                d->td->states[u.members[0].state].name, td_location(d->td, d->at.module, d->at.file, d->at.line));
+        return false;
+    }
     td_id in[2 + TD_MOMENTS + 3] = { current_value(d, unit), d->entered[unit] };
     uint32_t units[1 + TD_MOMENTS] = { unit };
     int n = 2;
@@ -449,12 +461,13 @@ static bool lower_assign(differentiation *d)
     }
     d->current[unit] = with_member(d, unit, a->state, value);
     d->changed[unit] = true;
-    forget_parts(d, unit);
-    d->part[a->state] = value;
+    /* A node of its own: gradients of what reads the state from here on are the state's, not those of what was assigned. */
+    td_shape shape = d->td->states[a->state].shape;
+    d->part[a->state] = td_handle_id(td_reshape_at(td_handle(d->out, value), shape, (td_here){ d->at.file, d->at.line }));
     return d->td->error == TD_OK;
 }
 
-static bool lower(differentiation *d, uint32_t index, bool effects)
+static bool lower(differentiation *d, uint32_t index, td_purpose purpose)
 {
     const td_op *op = d->at.op;
     if (op == &td_op_parameter)
@@ -465,7 +478,7 @@ static bool lower(differentiation *d, uint32_t index, bool effects)
     if (op == &td_op_gradient_norm) return lower_norm(d);
     if (op == &td_op_update) return lower_update(d);
     if (op == &td_op_assign) return lower_assign(d);
-    if (op == &td_op_output && !effects && index + 1 < d->in->node_count) return true;
+    if (op == &td_op_output && purpose == TD_FOR_VALUE && index + 1 < d->in->node_count) return true;
     return td_copy_node(d->out, d->in, index, d->map);
 }
 
@@ -491,18 +504,23 @@ static bool store_changes(differentiation *d)
     return true;
 }
 
-/* Moments must have units before unit numbers are used. */
+/* All members of a unit that a rule updates have its moments, so that these are laid out as the unit is. */
 static bool make_moments(const td_program *in)
 {
+    td_context *td = in->td;
+    if (!td_layout(td)) return false;
     for (uint32_t n = 0; n < in->node_count; n++) {
         if (in->nodes[n].op != &td_op_update) continue;
         const td_group_attr *a = td_node_attr(in, &in->nodes[n]);
-        const td_update_rule *rule = in->td->rules[a->rule];
-        for (uint32_t i = 0; i < a->count; i++)
-            for (int m = 0; m < rule->moments; m++)
-                if (td_moment((td_state){ in->td, ((const uint32_t *)(a + 1))[i] }, rule->moment_name[m]).id == TD_NONE) return false;
+        const td_update_rule *rule = td->rules[a->rule];
+        for (uint32_t i = 0; i < a->count; i++) {
+            uint32_t unit = td->states[((const uint32_t *)(a + 1))[i]].unit;
+            for (int32_t k = 0; k < td->units[unit].member_count; k++)
+                for (int m = 0; m < rule->moments; m++)
+                    if (td_moment((td_state){ td, td->units[unit].members[k].state }, rule->moment_name[m]).id == TD_NONE) return false;
+        }
     }
-    return td_layout(in->td);
+    return td_layout(td);
 }
 
 static bool open_tables(differentiation *d)
@@ -520,10 +538,11 @@ static bool open_tables(differentiation *d)
     d->changed = (bool *)(d->part + states);
     d->reached = d->changed + units;
     memset(d->changed, 0, units + states);
+    for (uint32_t u = 0; u < units; u++) d->td->units[u].accumulator_taken = false;
     return true;
 }
 
-td_program *td_differentiate_pass(const td_program *in, bool effects)
+td_program *td_differentiate_pass(const td_program *in, td_purpose purpose)
 {
     differentiation d = { .td = in->td, .in = in };
     if (!make_moments(in) || !open_tables(&d)) return NULL;
@@ -533,9 +552,9 @@ td_program *td_differentiate_pass(const td_program *in, bool effects)
         for (uint32_t n = 0; n < in->node_count && in->td->error == TD_OK; n++) {
             d.at = in->nodes[n];
             td_scope_of(in->td, &d.at, d.at.phase);
-            if (!lower(&d, n, effects)) break;
+            if (!lower(&d, n, purpose)) break;
         }
-        if (effects && in->td->error == TD_OK) store_changes(&d);
+        if (purpose == TD_FOR_STEP && in->td->error == TD_OK) store_changes(&d);
         td_scope_restore(in->td, outer);
         d.out = td_pass_end(d.out);
     }

@@ -28,22 +28,18 @@ void td_parallel_for(const td_run *run, int64_t count, int64_t grain, td_range_f
 static bool ensure_arena(td_context *td, int64_t bytes)
 {
     if (bytes <= td->arena_bytes && td->arena) return true;
-    void *memory = td_alloc(td, (size_t)bytes, "step");
-    if (!memory) return false;
-    td_free(td, td->arena, (size_t)td->arena_bytes, "step");
-    td->arena = memory;
-    td->arena_bytes = bytes;
-    return true;
+    td_free(td, td->arena, (size_t)td->arena_bytes, "step"); /* first: so that the peak is the larger one, not both */
+    td->arena = td_alloc(td, (size_t)bytes, "step");
+    td->arena_bytes = td->arena ? bytes : 0;
+    td->last = NULL;
+    td->arena_epoch++;
+    return td->arena != NULL;
 }
 
 static char *block_base(td_context *td, const td_planned *plan, uint32_t block)
 {
-    const td_block *b = &plan->blocks[block];
     int64_t offset = 0;
-    while (b->part_of != TD_NONE) {
-        offset += b->offset;
-        b = &plan->blocks[b->part_of];
-    }
+    const td_block *b = td_block_root(plan, block, &offset);
     switch (b->kind) {
     case TD_BLOCK_ARENA: return (char *)td->arena + b->offset + offset;
     case TD_BLOCK_UNIT:  return (char *)td->units[b->index].memory + offset;
@@ -54,7 +50,7 @@ static char *block_base(td_context *td, const td_planned *plan, uint32_t block)
 
 static bool bind_fixed(td_context *td, td_planned *plan)
 {
-    if (plan->bound && plan->bound == td->arena) return true;
+    if (plan->bound == td->arena_epoch) return true;
     for (uint32_t b = 0; b < plan->block_count; b++)
         if (plan->blocks[b].kind == TD_BLOCK_UNIT && plan->blocks[b].part_of == TD_NONE && !td_unit_allocate(td, plan->blocks[b].index))
             return false;
@@ -62,7 +58,7 @@ static bool bind_fixed(td_context *td, td_planned *plan)
         const td_binding *b = &plan->bindings[i];
         *b->pointer = block_base(td, plan, b->block) + b->offset;
     }
-    plan->bound = td->arena;
+    plan->bound = td->arena_epoch;
     return true;
 }
 

@@ -42,6 +42,9 @@ typedef struct td_slot {
 
 typedef struct td_planned td_planned;
 
+/* TD_FOR_VALUE: for the recording's last output alone; stores and the other outputs are left out. */
+typedef enum td_purpose { TD_FOR_STEP, TD_FOR_VALUE } td_purpose;
+
 struct td_context {
     td_options options;
     td_allocator allocator;
@@ -63,7 +66,7 @@ struct td_context {
 
     td_program recording;
     td_program *program;                      /* what td_record appends to: the recording, or a pass's */
-    uint32_t module;                          /* entered; TD_MAX_MODULES deep */
+    uint32_t module;                          /* entered last */
     uint32_t module_stack[64];
     int module_depth;
     uint32_t phase;                           /* of what is being recorded */
@@ -87,14 +90,14 @@ struct td_context {
     uint32_t last_generation;
     void *arena;
     int64_t arena_bytes;
+    uint64_t arena_epoch;                     /* how many there have been */
     int64_t steps;                            /* td_step calls that ran */
     int64_t runs;                             /* of plans: steps, and values computed before their step */
     td_run run;
     td_report report;
     struct td_onednn *onednn;
 
-    uint32_t passes_off;                      /* bits of td_pass_kind */
-    uint32_t print;
+    uint32_t passes_off, print;               /* bits of td_stage */
 };
 
 typedef enum td_stage {
@@ -111,7 +114,7 @@ static inline bool td_room(td_context *td, void **array, uint32_t *room, uint32_
     return needed <= *room || td_grow(td, array, room, needed, item_bytes, kind);
 }
 char *td_copy_text(td_context *td, const char *text, const char *kind);
-/* Growing text; text is NULL after a failure. Free with td_free(td, b.text, b.room, "host"). */
+/* Growing text; after a failure it stops growing. Free with td_free(td, b.text, b.room, "host"). */
 typedef struct td_text {
     td_context *td;
     char *text;
@@ -138,6 +141,15 @@ char *td_shape_text(td_shape shape, char to[TD_SHAPE_TEXT]);
 /* Key of a random operation recorded now: module path and occurrence within the micro-batch. */
 uint64_t td_random_key(td_context *td);
 struct td_onednn *td_onednn_of(td_context *td);           /* NULL after td_fail */
+/* A bf16 as a number. */
+static inline float td_widened(uint16_t bits)
+{
+    union { uint32_t u; float f; } wide = { (uint32_t)bits << 16 };
+    return wide.f;
+}
+static inline td_tensor td_no_tensor(td_context *td) { return (td_tensor){ .td = td, .id = TD_NONE }; }
+/* False: a size is negative, or the bytes of the value would not fit 63 bits. */
+bool td_shape_possible(td_shape shape, td_dtype dtype);
 
 /* ---- Programs (program.c) */
 void td_program_reset(td_program *p, uint32_t generation);
@@ -161,8 +173,6 @@ uint32_t td_accumulator_of(td_context *td, uint32_t unit); /* makes the unit of 
 void td_state_close(td_context *td);
 void td_unit_range(const td_context *td, const td_unit *u, int64_t *begin, int64_t *end); /* elements held here */
 
-/* The first element along dimension 0 of a value that this rank holds. */
-int64_t td_first_row(const td_mesh *mesh, const td_arg *arg);
 double td_read_scalar(const td_arg *arg);
 /* A rule's number in the context, the same on all ranks that record the same. */
 uint32_t td_rule_number(td_context *td, const td_update_rule *rule);
@@ -176,8 +186,7 @@ typedef struct td_group_attr {
 
 /* ---- Passes: each returns a new program, or NULL after a failure */
 td_program *td_precision_pass(const td_program *in);
-/* What a differentiated program changes beyond its assigns. */
-td_program *td_differentiate_pass(const td_program *in, bool effects);
+td_program *td_differentiate_pass(const td_program *in, td_purpose purpose);
 td_program *td_simplify_pass(const td_program *in);
 td_program *td_fuse_pass(const td_program *in);
 /* Which nodes are needed: bytes of 0 or 1, one a node, from the context ("program"). */
@@ -218,8 +227,9 @@ typedef struct td_plan_output {
 
 struct td_planned {
     td_program recording;                     /* to confirm a fingerprint by comparison */
-    uint64_t key;
-    bool pure;                                /* made for td_item: assigns nothing */
+    uint64_t key;                             /* of the recording, the options and what accumulators hold */
+    uint64_t agreement;                       /* of the layout of state and the collectives */
+    td_purpose purpose;
     td_program *program;                      /* as run */
     td_task *tasks;
     uint32_t task_count, task_room;
@@ -236,11 +246,13 @@ struct td_planned {
     int64_t arena_bytes, live_bytes;
     td_cost cost;
     int64_t comm_calls;
-    const void *bound;                        /* arena base that fixed bindings were resolved for */
+    uint64_t bound;                           /* arena that fixed bindings were resolved for, by its number */
     uint64_t used;                            /* step it was last used in */
 };
 enum { TD_ACCUMULATOR_FULL = 1 };             /* accumulators[i] = 2 * unit + flag after the step */
 td_planned *td_plan_make(td_context *td, td_program *final);  /* takes the program */
+/* The block that `block` is part of, or itself; adds its offset there to *offset. */
+const td_block *td_block_root(const td_planned *plan, uint32_t block, int64_t *offset);
 void td_plan_free(td_context *td, td_planned *plan);
 bool td_plan_run(td_context *td, td_planned *plan);
 

@@ -134,7 +134,14 @@ static void note_reads(planner *pl)
 
 /* ---- In place */
 
-/* The value that fills block `b` from its start, made by a node: its id, or TD_NONE. */
+/* The value that v shows through views: itself if it is no view. */
+static td_id shown_by(const planner *pl, td_id v)
+{
+    while (td_producer(pl->p, v)->op->flags & TD_OP_VIEW) v = pl->p->inputs[td_producer(pl->p, v)->input];
+    return v;
+}
+
+/* Whether value v is the whole of the block it was given. */
 static bool fills_block(const planner *pl, td_id v)
 {
     storage s = pl->where[v];
@@ -184,35 +191,62 @@ static bool next_candidate(const planner *pl, const td_node *n, uint32_t k, uint
     return may_overwrite(pl, n, n->output + k, paired);
 }
 
-/* A store needs no copy if nobody reads the unit's old value after the node that makes the new one has begun. */
-static bool store_in_place(planner *pl, uint32_t unit, td_id v)
+/* The computed value behind v, if v is all of it and it has a block of the arena to itself; TD_NONE otherwise. */
+static td_id whole_value(const planner *pl, td_id v)
 {
+    td_id made = shown_by(pl, v);
     storage s = storage_of(pl, v);
-    td_block *b = &pl->plan->blocks[s.block];
-    td_id made = v;
-    while (td_producer(pl->p, made)->op->flags & TD_OP_VIEW) made = pl->p->inputs[td_producer(pl->p, made)->input];
-    if (b->kind != TD_BLOCK_ARENA || s.offset || !fills_block(pl, made) || s.block != pl->where[made].block) return false;
-    uint32_t old = pl->unit_block[unit];
-    if (old == TD_NONE) {
-        old = pl->unit_block[unit] = add_block(pl, (td_block){ .kind = TD_BLOCK_UNIT, .index = unit, .first = -1, .last = -1,
-                                                               .bytes = local_bytes(pl, v) });
-        if (old == TD_NONE) return false;
-        b = &pl->plan->blocks[s.block];
+    bool whole = pl->plan->blocks[s.block].kind == TD_BLOCK_ARENA && !s.offset && fills_block(pl, made) && fills_block(pl, v) &&
+                 s.block == pl->where[made].block;
+    return whole ? made : TD_NONE;
+}
+
+static uint32_t block_of_unit(planner *pl, uint32_t unit, int64_t bytes)
+{
+    if (pl->unit_block[unit] == TD_NONE)
+        pl->unit_block[unit] = add_block(pl, (td_block){ .kind = TD_BLOCK_UNIT, .index = unit, .bytes = bytes, .first = -1, .last = -1 });
+    return pl->unit_block[unit];
+}
+
+/* Whether a value made by a node may be written to the unit although the unit's old value, read until task `last`, is there: all reads
+ * come before, or the last is by the very node, element by element. */
+static bool may_replace(const planner *pl, uint32_t unit_block, int32_t last, td_id made)
+{
+    const td_node *n = td_producer(pl->p, made);
+    int32_t at = pl->position[pl->p->values[made].node];
+    if (last < at) return true;
+    if (last > at) return false;
+    for (uint32_t i = 0; next_candidate(pl, n, made - n->output, &i); i++)
+        if (storage_of(pl, pl->p->inputs[n->input + i]).block == unit_block) return true;
+    return false;
+}
+
+/* The input that the maker of `made` updates in place, if it is computed for that alone: an earlier value of the same unit. */
+static td_id earlier_value(const planner *pl, td_id made)
+{
+    const td_node *n = td_producer(pl->p, made);
+    if (!(n->op->flags & TD_OP_INPLACE) || (n->op->flags & TD_OP_POINTWISE)) return TD_NONE;
+    td_id before = whole_value(pl, pl->p->inputs[n->input + (uint32_t)paired_input(n, made - n->output)]);
+    if (before == TD_NONE || pl->plan->blocks[pl->where[before].block].last != pl->position[pl->p->values[made].node]) return TD_NONE;
+    return before;
+}
+
+/* A store needs no copy if nobody reads the unit's old value after the node that makes the new one has begun. Where several updates
+ * follow one another, all of their values are made there, or none. */
+static void store_in_place(planner *pl, uint32_t unit, td_id v)
+{
+    td_id last = whole_value(pl, v), first = last;
+    if (last == TD_NONE) return;
+    int64_t bytes = local_bytes(pl, v);
+    uint32_t block = block_of_unit(pl, unit, bytes);
+    if (block == TD_NONE || rounded(pl->plan->blocks[block].bytes) != rounded(bytes)) return;
+    for (td_id before = earlier_value(pl, first); before != TD_NONE; before = earlier_value(pl, first)) first = before;
+    if (!may_replace(pl, block, pl->plan->blocks[block].last, first)) return;
+    for (td_id at = last, before; at != TD_NONE; at = before) {
+        before = at == first ? TD_NONE : earlier_value(pl, at);
+        make_part(pl, pl->where[at].block, block, 0);
     }
-    const td_block *o = &pl->plan->blocks[old];
-    if (o->bytes > b->bytes || rounded(o->bytes) != b->bytes) return false;
-    if (o->last > b->first) return false;
-    if (o->last == b->first) { /* read by the very node that writes */
-        const td_node *n = td_producer(pl->p, made);
-        bool elementwise = false;
-        for (uint32_t i = 0; next_candidate(pl, n, made - n->output, &i); i++)
-            elementwise = elementwise || storage_of(pl, pl->p->inputs[n->input + i]).block == old;
-        if (!elementwise) return false;
-    }
-    int32_t last = pl->plan->blocks[old].last;
-    make_part(pl, s.block, old, 0);
-    pl->plan->blocks[old].last = last > FOREVER - 1 ? last : FOREVER; /* nothing else may be stored there */
-    return true;
+    pl->plan->blocks[block].last = FOREVER; /* nothing else may be stored there */
 }
 
 static void pack_in_place(planner *pl, uint32_t index)
@@ -226,12 +260,8 @@ static void pack_in_place(planner *pl, uint32_t index)
     for (uint32_t i = 0; i < n->inputs; i++) {
         td_id v = pl->p->inputs[n->input + i];
         storage s = storage_of(pl, v);
-        const td_block *b = &pl->plan->blocks[s.block];
-        td_id made = v;
-        while (td_producer(pl->p, made)->op->flags & TD_OP_VIEW) made = pl->p->inputs[td_producer(pl->p, made)->input];
-        if (b->kind != TD_BLOCK_ARENA || s.block == whole.block || s.offset || !fills_block(pl, made) || s.block != pl->where[made].block)
-            continue;
-        make_part(pl, s.block, whole.block, whole.offset + offset[i] * item);
+        if (s.block != whole.block && whole_value(pl, v) != TD_NONE)
+            make_part(pl, s.block, whole.block, whole.offset + offset[i] * item);
     }
 }
 
@@ -271,9 +301,9 @@ static td_arg arg_of(const planner *pl, td_id v)
                      .dtype = (td_dtype)value->dtype };
 }
 
-/* Adds a call of op for node `index`; in and out are values, `out_storage` replaces where[out] if it has a block. */
+/* Adds a call of op for node `index`; in and out are values, which are where they were planned, or where `from` and `to` say. */
 static bool add_task(planner *pl, const td_op *op, uint32_t index, const td_id *in, uint32_t inputs, const td_id *out, uint32_t outputs,
-                     storage out_storage)
+                     storage from, storage to)
 {
     td_planned *plan = pl->plan;
     td_context *td = pl->td;
@@ -284,8 +314,8 @@ static bool add_task(planner *pl, const td_op *op, uint32_t index, const td_id *
     for (uint32_t i = 0; i < inputs + outputs; i++) {
         td_id v = i < inputs ? in[i] : out[i - inputs];
         args[i] = arg_of(pl, v);
-        storage s = i >= inputs && out_storage.block != TD_NONE ? out_storage : storage_of(pl, v);
-        if (!bind(pl, &args[i].data, s)) return false;
+        storage s = i < inputs ? from : to;
+        if (!bind(pl, &args[i].data, s.block != TD_NONE ? s : storage_of(pl, v))) return false;
     }
     bool own = op == n->op;
     *task = (td_task){ .run = op->cpu, .node = index,
@@ -331,7 +361,7 @@ static bool add_schedule(planner *pl)
         if (!pl->live[i] || !is_task(n)) continue;
         td_id out[TD_CALL_OUTPUTS];
         for (uint32_t k = 0; k < n->outputs; k++) out[k] = n->output + k;
-        if (!add_task(pl, n->op, i, td_node_inputs(pl->p, n), n->inputs, out, n->outputs, nowhere)) return false;
+        if (!add_task(pl, n->op, i, td_node_inputs(pl->p, n), n->inputs, out, n->outputs, nowhere, nowhere)) return false;
     }
     return true;
 }
@@ -348,7 +378,7 @@ static bool copy_aside(planner *pl, uint32_t node, td_id v, int32_t last, storag
     int32_t at = (int32_t)pl->plan->task_count;
     uint32_t block = add_block(pl, (td_block){ .kind = TD_BLOCK_ARENA, .bytes = rounded(local_bytes(pl, v)), .first = at, .last = last });
     *to = (storage){ block, 0 };
-    return block != TD_NONE && add_task(pl, &copy_op, node, &v, 1, &v, 1, *to);
+    return block != TD_NONE && add_task(pl, &copy_op, node, &v, 1, &v, 1, nowhere, *to);
 }
 
 static bool add_output(planner *pl, const td_node *n, storage at)
@@ -384,12 +414,8 @@ static bool add_endings(planner *pl, storage *aside)
         td_id v = pl->p->inputs[n->input];
         uint32_t unit = ((const td_unit_attr *)td_node_attr(pl->p, n))->unit;
         if (is_unit_itself(pl, v, unit)) continue;
-        if (pl->unit_block[unit] == TD_NONE)
-            pl->unit_block[unit] = add_block(pl, (td_block){ .kind = TD_BLOCK_UNIT, .index = unit, .first = -1, .last = -1 });
-        if (pl->unit_block[unit] == TD_NONE) return false;
-        td_arg *args = pl->plan->args + pl->plan->arg_count;
-        if (!add_task(pl, &copy_op, i, &v, 1, &v, 1, (storage){ pl->unit_block[unit], 0 })) return false;
-        if (aside[i].block != TD_NONE) pl->plan->bindings[pl->plan->binding_count - 2] = (td_binding){ &args[0].data, aside[i].block, 0 };
+        uint32_t block = block_of_unit(pl, unit, local_bytes(pl, v));
+        if (block == TD_NONE || !add_task(pl, &copy_op, i, &v, 1, &v, 1, aside[i], (storage){ block, 0 })) return false;
         storage s = aside[i].block != TD_NONE ? aside[i] : storage_of(pl, v);
         td_block *b = &pl->plan->blocks[s.block];
         int32_t at = (int32_t)pl->plan->task_count - 1;
@@ -610,6 +636,13 @@ td_planned *td_plan_make(td_context *td, td_program *final)
     if (made) return plan;
     td_plan_free(td, plan);
     return NULL;
+}
+
+const td_block *td_block_root(const td_planned *plan, uint32_t block, int64_t *offset)
+{
+    const td_block *b = &plan->blocks[block];
+    for (; b->part_of != TD_NONE; b = &plan->blocks[b->part_of]) *offset += b->offset;
+    return b;
 }
 
 void td_plan_free(td_context *td, td_planned *plan)

@@ -58,8 +58,7 @@ static void fold(td_program *p, td_node *n)
     td_context *td = p->td;
     uint64_t h = td_mix(p->hash, op_hash(td, n->op) + n->phase);
     h = td_mix(h, td->modules[n->module].hash);
-    const td_id *in = p->inputs + n->input;
-    for (uint32_t i = 0; i < n->inputs; i++) h = td_mix(h, n->output - in[i]);
+    for (uint32_t i = 0; i < n->inputs; i++) h = td_mix(h, n->output - p->inputs[n->input + i]);
     for (uint32_t a = 0; a < n->attr_bytes; a += 8) {
         uint64_t word;
         memcpy(&word, p->attrs + n->attr + a, 8); /* attributes are zero-padded to eights */

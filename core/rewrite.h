@@ -304,6 +304,7 @@ typedef struct td_unit {
     const char *slot;                         /* a moment's name */
     uint32_t accumulator;                     /* unit of pending gradients, or TD_NONE */
     bool accumulator_full;                    /* it holds gradients not yet consumed */
+    bool accumulator_taken;                   /* the program differentiated last reads it and so empties it */
     void *memory;                             /* this rank's part */
     int64_t local_bytes;
 } td_unit;
@@ -414,7 +415,7 @@ extern TD_API const td_op td_op_input, td_op_scalar, td_op_parameter, td_op_assi
 /* Made by differentiate: */
 extern TD_API const td_op td_op_unit, td_op_part, td_op_pack, td_op_store, td_op_mark, td_op_sum_squares, td_op_update_unit;
 /* Pointwise and shape operations that passes use: */
-extern TD_API const td_op td_op_fused, td_op_cast, td_op_reshape, td_op_fill, td_op_broadcast, td_op_matmul, td_op_linear, td_op_add, td_op_mul;
+extern TD_API const td_op td_op_fused, td_op_cast, td_op_reshape, td_op_transpose, td_op_fill, td_op_broadcast, td_op_matmul, td_op_linear, td_op_add, td_op_mul;
 
 typedef struct td_input_attr {
     uint32_t slot;

@@ -32,13 +32,12 @@ static bool advance(td_program **p, td_program *next, td_stage stage)
     return next != NULL;
 }
 
-/* The mark nodes are views and cost nothing; without a strategy there are none. */
-static td_program *lower(td_context *td, bool effects)
+static td_program *lower(td_context *td, td_purpose purpose)
 {
     td_program *p = NULL;
     td_program_log(&td->recording, TD_STAGE_RECORD);
     if (td->options.dtype == TD_BF16 && !advance(&p, td_precision_pass(&td->recording), TD_STAGE_PRECISION)) return NULL;
-    if (!advance(&p, td_differentiate_pass(p ? p : &td->recording, effects), TD_STAGE_GRAD)) return NULL;
+    if (!advance(&p, td_differentiate_pass(p ? p : &td->recording, purpose), TD_STAGE_GRAD)) return NULL;
     if (!td_stage_off(td, TD_STAGE_SIMPLIFY) && !advance(&p, td_simplify_pass(p), TD_STAGE_SIMPLIFY)) return NULL;
     if (td->has_parallel && td->parallel.place && !advance(&p, td->parallel.place(td->parallel.self, p), TD_STAGE_PLACE)) return NULL;
     if (td->has_parallel && td->parallel.schedule && !td_stage_off(td, TD_STAGE_SCHEDULE) &&
@@ -48,26 +47,38 @@ static td_program *lower(td_context *td, bool effects)
     return p;
 }
 
-/* Units whose accumulator is read or stored by the program, with the flag they have after it. */
+/* Notes what the step leaves in the accumulators: those taken are empty after it, those stored to are full. */
 static bool note_accumulators(td_context *td, td_planned *plan, const td_program *p)
 {
     for (uint32_t u = 0; u < td->unit_count; u++) {
         uint32_t accumulator = td->units[u].accumulator;
-        if (accumulator == TD_NONE) continue;
-        bool read = false, stored = false;
-        for (uint32_t n = 0; n < p->node_count; n++) {
-            const td_node *node = &p->nodes[n];
-            if (node->op != &td_op_unit && node->op != &td_op_store) continue;
-            if (((const td_unit_attr *)td_node_attr(p, node))->unit != accumulator) continue;
-            read = read || node->op == &td_op_unit;
-            stored = stored || node->op == &td_op_store;
-        }
-        if (!read && !stored) continue;
+        bool stored = false;
+        for (uint32_t n = 0; n < p->node_count && accumulator != TD_NONE && !stored; n++)
+            stored = p->nodes[n].op == &td_op_store && ((const td_unit_attr *)td_node_attr(p, &p->nodes[n]))->unit == accumulator;
+        if (!stored && !td->units[u].accumulator_taken) continue;
         if (!td_grow(td, (void **)&plan->accumulators, &plan->accumulator_room, plan->accumulator_count + 1, sizeof(uint32_t), "program"))
             return false;
         plan->accumulators[plan->accumulator_count++] = 2 * u + (stored ? TD_ACCUMULATOR_FULL : 0);
     }
     return true;
+}
+
+/* Everything that ranks must have alike beyond what is recorded: how state is laid out, and the collectives in their order. */
+static uint64_t agreement_of(td_context *td, const td_program *p)
+{
+    uint64_t h = 0;
+    for (uint32_t u = 0; u < td->unit_count; u++) {
+        h = td_mix(h, (uint64_t)td->units[u].elements * TD_DTYPES + td->units[u].dtype);
+        for (int32_t m = 0; m < td->units[u].member_count; m++) h = td_mix(h, td->states[td->units[u].members[m].state].hash);
+    }
+    for (uint32_t n = 0; n < p->node_count; n++) {
+        const td_node *node = &p->nodes[n];
+        if (!(node->op->flags & TD_OP_COLLECTIVE)) continue;
+        const td_value *v = &p->values[node->output];
+        h = td_hash_bytes(td_mix(h, td_hash_text(node->op->name)), p->attrs + node->attr, node->attr_bytes);
+        h = td_mix(h, (uint64_t)td_shape_elements(v->shape) * TD_DTYPES + v->dtype);
+    }
+    return h;
 }
 
 static int64_t planned_state_bytes(const td_context *td)
@@ -131,10 +142,8 @@ static void print_plan(td_context *td, const td_planned *plan)
             const td_binding *at = NULL;
             for (uint32_t j = 0; j < plan->binding_count && !at; j++)
                 if (plan->bindings[j].pointer == (void **)&arg->data) at = &plan->bindings[j];
-            uint32_t block = at->block;
             int64_t offset = at->offset;
-            for (; plan->blocks[block].part_of != TD_NONE; block = plan->blocks[block].part_of) offset += plan->blocks[block].offset;
-            const td_block *root = &plan->blocks[block];
+            const td_block *root = td_block_root(plan, at->block, &offset);
             if (root->kind == TD_BLOCK_ARENA) offset += root->offset;
             static const char *const where[] = { "+", "unit", "slot" };
             td_text_add(&b, "%s %s", i == k->inputs ? " ->" : "", where[root->kind]);
@@ -147,15 +156,15 @@ static void print_plan(td_context *td, const td_planned *plan)
     td_free(td, b.text, b.room, "host");
 }
 
-static td_planned *make_plan(td_context *td, uint64_t key, bool pure)
+static td_planned *make_plan(td_context *td, td_purpose purpose)
 {
     double start = now_ms();
-    td_program *p = lower(td, !pure);
+    td_program *p = lower(td, purpose);
     if (!p) return NULL;
     td_planned *plan = td_plan_make(td, p); /* takes p */
     if (!plan) return NULL;
-    plan->key = key;
-    plan->pure = pure;
+    plan->purpose = purpose;
+    plan->agreement = agreement_of(td, plan->program);
     if (!td_program_copy(&plan->recording, &td->recording) || !note_accumulators(td, plan, plan->program) || !check_memory(td, plan)) {
         td_plan_free(td, plan);
         return NULL;
@@ -169,18 +178,19 @@ static td_planned *make_plan(td_context *td, uint64_t key, bool pure)
 /* ---- The cache */
 
 /* What a plan depends on besides the recording: which accumulators hold something. */
-static uint64_t plan_key(const td_context *td, bool pure)
+static uint64_t plan_key(const td_context *td, td_purpose purpose)
 {
     uint64_t key = td_mix(td->recording.hash, td->has_parallel ? td->parallel.options_hash : 0);
-    for (uint32_t u = 0; u < td->unit_count; u++) key = td_mix(key, td->units[u].accumulator_full);
-    return td_mix(key, pure);
+    for (uint32_t u = 0; u < td->unit_count; u++)
+        if (td->units[u].accumulator_full) key = td_mix(key, u);
+    return td_mix(key, purpose);
 }
 
-static td_planned *find_plan(td_context *td, uint64_t key, bool pure)
+static td_planned *find_plan(td_context *td, uint64_t key, td_purpose purpose)
 {
     for (uint32_t i = 0; i < td->plan_count; i++) {
         td_planned *plan = td->plans[i];
-        if (plan->key == key && plan->pure == pure && td_program_same(&plan->recording, &td->recording)) return plan;
+        if (plan->key == key && plan->purpose == purpose && td_program_same(&plan->recording, &td->recording)) return plan;
     }
     return NULL;
 }
@@ -226,16 +236,16 @@ static void warn_of_many_plans(td_context *td)
                "each time: pass what varies as td_scalar or td_input", n->op->name, shape, td_location(td, n->module, n->file, n->line));
 }
 
-static td_planned *plan_for(td_context *td, bool pure, bool *is_new)
+static td_planned *plan_for(td_context *td, td_purpose purpose, bool *is_new)
 {
-    uint64_t key = plan_key(td, pure);
-    td_planned *plan = find_plan(td, key, pure);
+    uint64_t key = plan_key(td, purpose);
+    td_planned *plan = find_plan(td, key, purpose);
     *is_new = !plan;
     if (plan) return plan;
-    plan = make_plan(td, key, pure);
+    plan = make_plan(td, purpose);
     if (!plan) return NULL;
-    plan->key = plan_key(td, pure); /* laying out state has made units */
-    if (!pure) warn_of_many_plans(td);
+    plan->key = key;
+    if (purpose == TD_FOR_STEP) warn_of_many_plans(td);
     if (keep_plan(td, plan)) return plan;
     td_plan_free(td, plan);
     return NULL;
@@ -243,14 +253,14 @@ static td_planned *plan_for(td_context *td, bool pure, bool *is_new)
 
 /* ---- Running */
 
-static bool run_recording(td_context *td, bool pure)
+static bool run_recording(td_context *td, td_purpose purpose)
 {
     bool is_new;
-    td_planned *plan = plan_for(td, pure, &is_new);
+    td_planned *plan = plan_for(td, purpose, &is_new);
     if (!plan) return false;
     plan->used = (uint64_t)td->steps;
     if (td->has_parallel && td->parallel.agree &&
-        !td->parallel.agree(td->parallel.self, td->runs, &td->recording, plan->key, is_new))
+        !td->parallel.agree(td->parallel.self, td->runs, &td->recording, td_mix(plan->key, plan->agreement), is_new))
         return false;
     td->runs++;
     td->last = NULL;
@@ -274,7 +284,7 @@ static void begin_recording(td_context *td)
 bool td_step(td_context *td)
 {
     if (td->error != TD_OK) return false;
-    if (td->recording.node_count && !run_recording(td, false)) return false;
+    if (td->recording.node_count && !run_recording(td, TD_FOR_STEP)) return false;
     if (td->recording.node_count) {
         const td_planned *plan = td->last;
         for (uint32_t i = 0; i < plan->accumulator_count; i++)
@@ -294,7 +304,8 @@ bool td_step(td_context *td)
 bool td_plan(td_context *td)
 {
     bool is_new;
-    bool planned = td->error == TD_OK && td->recording.node_count && plan_for(td, false, &is_new) != NULL;
+    if (!td->recording.node_count) td_fail(td, TD_ERROR_USAGE, "td_plan: nothing is recorded");
+    bool planned = td->error == TD_OK && plan_for(td, TD_FOR_STEP, &is_new) != NULL;
     if (planned) begin_recording(td);
     return planned;
 }
@@ -326,7 +337,7 @@ static const td_plan_output *compute_pending(td_context *td, td_tensor t)
     td_program *r = &td->recording;
     td_program before = *r;
     td_keep(t);
-    const td_plan_output *o = td->error == TD_OK && run_recording(td, true) ? find_output(td->last, t.id) : NULL;
+    const td_plan_output *o = td->error == TD_OK && run_recording(td, TD_FOR_VALUE) ? find_output(td->last, t.id) : NULL;
     r->node_count = before.node_count, r->value_count = before.value_count;
     r->input_count = before.input_count, r->attr_count = before.attr_count;
     r->hash = before.hash;
@@ -339,7 +350,11 @@ void td_compute_now(td_tensor t) { compute_pending(t.td, t); }
 static const td_plan_output *output_of(td_tensor t)
 {
     td_context *td = t.td;
-    if (td->error != TD_OK || td_failed(t)) return NULL;
+    if (!td || td->error != TD_OK) return NULL;
+    if (td_failed(t)) {
+        td_fail(td, TD_ERROR_USAGE, "td_item: the value failed in a step whose error was cleared");
+        return NULL;
+    }
     if (t.generation == td->recording.generation && t.id < td->recording.value_count) {
         const td_node *n = td_producer(&td->recording, t.id);
         if (n->op != &td_op_gradients) return compute_pending(td, t);
@@ -357,9 +372,8 @@ static const td_plan_output *output_of(td_tensor t)
 
 static const void *output_data(const td_context *td, const td_plan_output *o)
 {
-    const td_block *b = &td->last->blocks[o->block];
     int64_t offset = o->offset;
-    for (; b->part_of != TD_NONE; b = &td->last->blocks[b->part_of]) offset += b->offset;
+    const td_block *b = td_block_root(td->last, o->block, &offset);
     return b->kind == TD_BLOCK_ARENA ? (const char *)td->arena + b->offset + offset : (const char *)td->units[b->index].memory + offset;
 }
 
@@ -387,7 +401,8 @@ double td_item(td_tensor t)
     case TD_I32: return *(const int32_t *)data;
     case TD_I64: return (double)*(const int64_t *)data;
     case TD_U8:  return *(const uint8_t *)data;
-    case TD_BF16: case TD_F16: case TD_DTYPES: break; /* outputs are f32 again */
+    case TD_BF16: return td_widened(*(const uint16_t *)data);
+    case TD_F16: case TD_DTYPES: break;
     }
     td_fail(t.td, TD_ERROR_UNSUPPORTED, "td_item: cannot read %s", td_dtype_name(o->dtype));
     return (double)__builtin_nanf("");

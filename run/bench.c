@@ -41,8 +41,8 @@ void run_bench(run_loop *run, const run_model *model, void *object)
     }
     double ms = run_median_ms(run);
     run_say(run, "%s, %s, %s on %d rank%s, batch %lld: %.3f ms a step (median of %lld), %.0f items/s", run->name,
-            run_flags_text(&run->flags, "dtype"), run->strategy, run->ranks, run->ranks == 1 ? "" : "s", (long long)run->batch, ms,
-            (long long)run->timed, ms > 0 ? 1000 * (double)run->batch / ms : 0);
+            run_flags_text(&run->flags, "dtype"), run->strategy, run->ranks, run->ranks == 1 ? "" : "s",
+            (long long)run->batch, ms, (long long)run->timed, ms > 0 ? 1000 * (double)run->batch / ms : 0);
     run_record_summary(run, "bench", false);
 }
 
@@ -51,12 +51,13 @@ void run_bench(run_loop *run, const run_model *model, void *object)
 static void say_plan(run_loop *run, const td_report *r)
 {
     double mib = 1.0 / (1 << 20);
-    run_say(run, "%s, %s, %s on %d rank%s, batch %lld (%lld rows a rank): one rank", run->name, run_flags_text(&run->flags, "dtype"),
-            run->strategy, run->ranks, run->ranks == 1 ? "" : "s", (long long)run->batch, (long long)run->batch / run->ranks);
+    run_say(run, "%s, %s, %s on %d rank%s, batch %lld (%lld rows a rank): one rank", run->name,
+            run_flags_text(&run->flags, "dtype"), run->strategy, run->ranks, run->ranks == 1 ? "" : "s",
+            (long long)run->batch, (long long)run->batch / run->ranks);
     run_say(run, "  holds     %.1f MiB: %.1f state, %.1f of a step (%.1f live at once)", mib * (double)r->peak_bytes,
             mib * (double)r->state_bytes, mib * (double)r->step_bytes, mib * (double)r->live_bytes);
-    run_say(run, "  computes  %.3f GFLOP, moves %.1f MiB, in %lld calls of %lld recorded operations", 1e-9 * (double)r->flops,
-            mib * (double)r->bytes_moved, (long long)r->calls, (long long)r->nodes);
+    run_say(run, "  computes  %.3f GFLOP, moves %.1f MiB, in %lld calls of %lld recorded operations",
+            1e-9 * (double)r->flops, mib * (double)r->bytes_moved, (long long)r->calls, (long long)r->nodes);
     run_say(run, "  sends     %lld bytes in %lld collectives", (long long)r->comm_bytes, (long long)r->comm_calls);
 }
 

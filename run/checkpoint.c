@@ -118,8 +118,11 @@ static bool part_copy(run_loop *run, part *p)
         else snprintf(name, KEY_ROOM, "%s@%lld", td_state_name(s), (long long)begin);
         int64_t bytes = (end - begin) * td_dtype_size(td_state_dtype(s));
         if (!td_state_read(s, begin, end - begin, p->data + at)) return false;
-        p->entries[p->count++] = (td_safetensors_entry){ .name = name, .dtype = td_state_dtype(s), .data = p->data + at,
-                                                         .shape = whole ? shape : TD_SHAPE(end - begin), .bytes = bytes };
+        p->entries[p->count++] = (td_safetensors_entry){ .name = name,
+                                                         .dtype = td_state_dtype(s),
+                                                         .data = p->data + at,
+                                                         .shape = whole ? shape : TD_SHAPE(end - begin),
+                                                         .bytes = bytes };
         at += bytes;
     }
     return true;
@@ -236,7 +239,8 @@ static bool put_manifest(run_loop *run, const char *dir, td_safetensors **files)
     td_json_close_array(&w);
     td_json_close_object(&w);
     const char *text = td_json_text(&w);
-    ok = ok && text && run_path(run->td, path, "%s/manifest.json", dir) && run_write_file(run->td, path, text, strlen(text));
+    ok = ok && text && run_path(run->td, path, "%s/manifest.json", dir) &&
+         run_write_file(run->td, path, text, strlen(text));
     td_json_end(&w);
     return ok;
 }
@@ -264,7 +268,8 @@ static bool remove_strangers(run_loop *run, const char *dir)
     bool ok = true;
     for (struct dirent *entry; ok && (entry = readdir(entries));) {
         int rank, size = 0;
-        bool ours = sscanf(entry->d_name, "rank-%d.safetensors%n", &rank, &size) == 1 && !entry->d_name[size] && rank < run->ranks;
+        bool ours = sscanf(entry->d_name, "rank-%d.safetensors%n", &rank, &size) == 1 && !entry->d_name[size] &&
+                    rank < run->ranks;
         char path[RUN_PATH];
         if (ours || entry->d_name[0] == '.') continue;
         ok = run_path(run->td, path, "%s/%s", dir, entry->d_name);
@@ -312,7 +317,8 @@ bool run_save(run_loop *run)
         ok = !run_failed(run);
     }
     if (ok && run->rank == 0)
-        ok = remove_strangers(run, partial) && write_manifest(run, partial) && put_in_place(run, partial, final) && prune(run, step);
+        ok = remove_strangers(run, partial) && write_manifest(run, partial) && put_in_place(run, partial, final) &&
+             prune(run, step);
     if (!ok) {
         run_remove_tree(run->td, partial);
         return false;

@@ -1,4 +1,4 @@
-/* Evaluation: one pass over a data set in TD_EVAL, padding at weight 0, sums taken over all ranks by the program itself.
+/* Evaluation: one pass over a data set in TD_EVAL, padding at weight 0; sums over ranks are the program's own.
  * The mean of a metric is the sum of its sums / the sum of its weights over all batches.
  */
 #include <string.h>

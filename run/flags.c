@@ -117,8 +117,8 @@ static bool fail_value(run_flags *f, const run_flag *flag, const char *text)
 {
     char most[48] = "";
     if (flag->most > 0) snprintf(most, sizeof most, ", at most %.10g", flag->most);
-    return flags_fail(f, "--%s takes %s%s%s%s, not '%.80s'", flag->name, kinds[flag->kind].what, flag->choices ? " " : "",
-                      flag->choices ? flag->choices : "", most, text);
+    return flags_fail(f, "--%s takes %s%s%s%s, not '%.80s'", flag->name, kinds[flag->kind].what,
+                      flag->choices ? " " : "", flag->choices ? flag->choices : "", most, text);
 }
 
 /* ---- Names */
@@ -286,7 +286,9 @@ void run_flags_put(const run_flags *f, td_json_writer *to)
         switch (value->flag->kind) {
         case RUN_SWITCH: td_json_put_boolean(to, name, !strcmp(value->text, "true")); break;
         case RUN_COUNT: case RUN_WHOLE: td_json_put_integer(to, name, strtoll(value->text, NULL, 10)); break;
-        case RUN_POSITIVE: case RUN_AMOUNT: case RUN_FRACTION: td_json_put_number(to, name, strtod(value->text, NULL)); break;
+        case RUN_POSITIVE:
+        case RUN_AMOUNT:
+        case RUN_FRACTION: td_json_put_number(to, name, strtod(value->text, NULL)); break;
         default: td_json_put_string(to, name, value->text); break;
         }
     }
@@ -342,9 +344,10 @@ void run_flags_help(const run_flags *f, FILE *to)
         if (!applies(f, flag)) continue;
         char left[96];
         help_value(flag, left, sizeof left);
-        bool shows_default = flag->standard && flag->kind != RUN_SWITCH;
-        fprintf(to, "  %-30s %s", left, flag->help);
-        if (shows_default) fprintf(to, " (%s)", flag->standard);
+        const run_value *value = &f->values[i];
+        bool has_default = value->text && value->source == RUN_DEFAULT && flag->kind != RUN_SWITCH;
+        fprintf(to, "  %-34s %s", left, flag->help);
+        if (has_default) fprintf(to, " (%s)", value->text);
         fprintf(to, "\n");
     }
 }

@@ -40,7 +40,7 @@ void run_flags_free(run_flags *flags);
 bool run_flags_set(run_flags *flags, const char *name, const char *text, run_source source);
 /* Leaves the flag without a value. */
 void run_flags_unset(run_flags *flags, const char *name);
-/* Reads "--name value", "--name=value" and switches from argv[1..]; what is no flag stays in argv, *argc is adjusted. */
+/* Reads "--name value", "--name=value" and switches from argv[1..]; what is no flag stays, *argc is adjusted. */
 bool run_flags_parse(run_flags *flags, int *argc, char **argv);
 /* Reads a JSON file of the same names. Names of other commands are passed over. false and flags->error. */
 bool run_flags_load(run_flags *flags, const char *path, run_source source);
@@ -54,7 +54,7 @@ run_source run_flags_source(const run_flags *flags, const char *name);
 
 /* The text of --help. */
 void run_flags_help(const run_flags *flags, FILE *to);
-/* Writes the resolved values as members of the object that is open, without those that only say where and whether to go on. */
+/* Writes the resolved values as members of the open object, without those that only say where and whether to go on. */
 void run_flags_put(const run_flags *flags, td_json_writer *to);
 
 #endif

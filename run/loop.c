@@ -18,8 +18,8 @@ void run_train_on(run_loop *run, data_set *set)
     run->train = set;
     if (run_failed(run) || !set) return;
     if (run->batch > set->count) {
-        run_fail_usage(run, "--batch %lld is more than the %lld samples of %s: give a smaller one", (long long)run->batch,
-                       (long long)set->count, set->name);
+        run_fail_usage(run, "--batch %lld is more than the %lld samples of %s: give a smaller one",
+                       (long long)run->batch, (long long)set->count, set->name);
         return;
     }
     run->loader = data_loader_open(run->td, set, &(data_loader_options){
@@ -35,16 +35,19 @@ void run_train_on(run_loop *run, data_set *set)
     if (run->loader && !run->steps) run->steps = run_flags_whole(&run->flags, "epochs") * data_batches(run->loader);
 }
 
-/* Opens the last checkpoint and takes from it what comes before the first step. */
+/* Takes everything from the last checkpoint. */
 static bool resume(run_loop *run)
 {
-    run->restore = run_restore_open(run, true);
-    if (!run->restore || !run_restore_states(run, run->restore) || !run_restore_position(run, run->restore)) return false;
-    run->saved_step = run_restore_step(run->restore);
-    run->first_loss = run_restore_first_loss(run->restore);
-    td_set_updates(run->td, run->saved_step);
-    if (!run->schedule_steps) run->schedule_steps = run_restore_schedule_steps(run->restore);
-    return true;
+    run_restore *r = run_restore_open(run, true);
+    bool ok = r && run_restore_states(run, r) && run_restore_position(run, r);
+    if (ok) {
+        run->saved_step = run_restore_step(r);
+        run->first_loss = run_restore_first_loss(r);
+        if (!run->schedule_steps) run->schedule_steps = run_restore_schedule_steps(r);
+        td_set_updates(run->td, run->saved_step);
+    }
+    run_restore_close(r);
+    return ok;
 }
 
 static bool start(run_loop *run)
@@ -57,12 +60,13 @@ static bool start(run_loop *run)
     /* Lays out the parameters: what is wrong with --units is known before anything is written. */
     if (td_state_count(run->td) && !td_state_owned(td_state_at(run->td, 0), &begin, &end)) return false;
     run->started = true;
-    if (run_flags_on(&run->flags, "resume") && !resume(run)) return false;
+    bool resumed = run_flags_on(&run->flags, "resume");
+    if (resumed && !resume(run)) return false;
     if (!run->schedule_steps) run->schedule_steps = run->steps;
     int64_t step = td_updates(run->td);
-    if (!run->restore && !run_record_open(run, step)) return false;
+    if (!run_record_open(run, step)) return false;
     run->first_step = step;
-    const char *how = run->restore ? "going on" : "training";
+    const char *how = resumed ? "going on" : "training";
     run_say(run, "%s %s: %lld parameters, %s on %d rank%s, batch %lld, steps %lld to %lld", how, run->name,
             (long long)td_parameter_elements(run->td), run->strategy, run->ranks, run->ranks == 1 ? "" : "s",
             (long long)run->batch, (long long)step + 1, (long long)run->steps);
@@ -110,12 +114,7 @@ static bool run_update_step(run_loop *run, opt_optimizer *opt, td_tensor *any)
     run->lr = run_rate(run, td_updates(run->td));
     opt_step(opt, run->lr);
     if (run->ranks > 1) *any = record_any(run, run_signal() != 0);
-    if (!td_step(run->td)) return false;
-    if (!run->restore) return true;
-    bool whole = run_restore_finish(run, run->restore);
-    run_restore_close(run->restore);
-    run->restore = NULL;
-    return whole && run_record_open(run, td_updates(run->td) - 1);
+    return td_step(run->td);
 }
 
 static void note_time(run_loop *run)
@@ -133,7 +132,9 @@ static bool check_numbers(run_loop *run)
     if (isfinite(run->loss) && !norm_bad) return true;
     char kept[RUN_PATH + 64] = "";
     int64_t last = *run->out ? run_latest(run->out) : -1;
-    if (last >= 0) snprintf(kept, sizeof kept, "; the last good checkpoint is %.900s/checkpoints/step-%lld", run->out, (long long)last);
+    if (last >= 0)
+        snprintf(kept, sizeof kept, "; the last good checkpoint is %.900s/checkpoints/step-%lld", run->out,
+                 (long long)last);
     td_fail(run->td, TD_ERROR_NUMBER, "step %lld: the %s is %g: stopped; TD_EAGER=1 names the operation that made it%s",
             (long long)td_updates(run->td), isfinite(run->loss) ? "gradient's norm" : "loss",
             isfinite(run->loss) ? run->grad_norm : run->loss, kept);
@@ -150,6 +151,7 @@ static void look_after(run_loop *run)
     if (step == 1) run->first_loss = run->loss;
     if (!check_numbers(run)) return;
     run_progress_draw(run, last);
+    if (last) run_progress_end(run);
     if (step >= run->steps || (!last && is_due(step, run->eval_every))) run_evaluate(run);
     if (run_failed(run)) return;
     if (first || last || is_due(step, run->log_every) || run->evaluation.step == step) run_record_step(run);
@@ -191,24 +193,30 @@ static void finish(run_loop *run)
     if (trained && !run_save(run)) return;
     run_record_close(run);
     if (run_failed(run) || !run->started) return;
-    if (stopped && !*run->out) run_say(run, "stopped by a signal after step %lld; nothing is saved without --out", (long long)step);
-    else if (stopped) run_say(run, "stopped by a signal after step %lld, saved: --resume --out %s goes on", (long long)step, run->out);
-    else if (!trained) run_say(run, "nothing to do: step %lld of %lld is done; a larger --steps goes on", (long long)step, (long long)run->steps);
+    if (stopped && !*run->out)
+        run_say(run, "stopped by a signal after step %lld; nothing is saved without --out", (long long)step);
+    else if (stopped)
+        run_say(run, "stopped by a signal after step %lld, saved: --resume --out %s goes on", (long long)step,
+                run->out);
+    else if (!trained)
+        run_say(run, "nothing to do: step %lld of %lld is done; a larger --steps goes on", (long long)step,
+                (long long)run->steps);
     if (trained && !stopped) run_plot(run);
     run_record_summary(run, "train", trained);
-    if (!run_failed(run) && *run->out && trained) run_say(run, "checkpoint: %s/checkpoints/step-%lld", run->out, (long long)step);
+    if (!run_failed(run) && *run->out && trained)
+        run_say(run, "checkpoint: %s/checkpoints/step-%lld", run->out, (long long)step);
 }
 
 static void print_error(const run_loop *run)
 {
     const char *text = *run->usage ? run->usage : td_error_text(run->td);
-    if (run->world && par_launched()) par_fail_world(run->world, run->rank, text); /* the launcher prints one for all ranks */
+    if (run->world && par_launched())
+        par_fail_world(run->world, run->rank, text); /* the launcher prints one for all ranks */
     else fprintf(stderr, "%s: %s\n", run->name, text);
 }
 
 static void release(run_loop *run)
 {
-    run_restore_close(run->restore);
     data_loader_close(run->loader);
     data_set_close(run->train);
     data_set_close(run->evaluation.set);

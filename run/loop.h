@@ -37,8 +37,7 @@ typedef struct run_evaluation {
     int64_t step;                 /* of the last evaluation; -1: none */
 } run_evaluation;
 
-/* A checkpoint being restored: opened before the first step, closed after the first update. */
-typedef struct run_restore run_restore;
+typedef struct run_restore run_restore; /* a checkpoint opened for reading */
 
 struct run_loop {
     run_flags flags;
@@ -67,7 +66,6 @@ struct run_loop {
     run_evaluation evaluation;
     opt_optimizer *opt;           /* the run's once it is known */
     bool has_norm;                /* opt_gradient_norm(opt) may be asked */
-    run_restore *restore;
 
     bool started;                 /* the first run_next has been */
     bool stopping;                /* a signal came on some rank */
@@ -95,8 +93,8 @@ struct run_loop {
 double run_now(void);             /* seconds, monotonic */
 
 /* ---- open.c: settings, ranks, context */
-run_loop *run_open_command(unsigned command, const char *subcommand, int *argc, char ***argv, const run_defaults *defaults,
-                           const char *about);
+run_loop *run_open_command(unsigned command, const char *subcommand, int *argc, char ***argv,
+                           const run_defaults *defaults, const char *about);
 void run_fail_usage(run_loop *run, const char *format, ...) TD_PRINTF(2, 3);
 bool run_failed(const run_loop *run);
 /* Makes the context a rank of a world that only plans. */
@@ -153,10 +151,8 @@ int64_t run_restore_step(const run_restore *r);
 int64_t run_restore_schedule_steps(const run_restore *r);
 double run_restore_first_loss(const run_restore *r);
 bool run_restore_position(run_loop *run, const run_restore *r);
-/* Fills every state, and makes and fills moments. Errors name what is left over on either side. */
+/* Fills every state. Errors name what is left over on either side. */
 bool run_restore_states(run_loop *run, run_restore *r);
-/* After the first update: an error if it made state that the checkpoint did not hold. */
-bool run_restore_finish(run_loop *run, const run_restore *r);
 void run_restore_close(run_restore *r);
 
 /* ---- evaluate.c */

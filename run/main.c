@@ -29,7 +29,8 @@ static void run_eval(run_loop *run)
     run_restore *restore = run_failed(run) ? NULL : run_restore_open(run, false);
     if (restore && run_restore_states(run, restore)) {
         td_set_updates(run->td, run_restore_step(restore));
-        if (!run->evaluation.set && !run_failed(run)) td_fail(run->td, TD_ERROR_DATA, "%s has no data to evaluate on", run_data(run));
+        if (!run->evaluation.set && !run_failed(run))
+            td_fail(run->td, TD_ERROR_DATA, "%s has no data to evaluate on", run_data(run));
         if (run_evaluate(run)) run_record_summary(run, "eval", false);
     }
     run_restore_close(restore);
@@ -48,7 +49,8 @@ static void *make(run_loop *run, const run_model *model, int command)
     if (run_failed(run)) return NULL;
     td_module root = td_root(run->td);
     data_set *set = model->data(run, commands[command].split);
-    if (!set && !run_failed(run)) td_fail(run->td, TD_ERROR_DATA, "%s has no %s data", run_data(run), commands[command].split);
+    if (!set && !run_failed(run))
+        td_fail(run->td, TD_ERROR_DATA, "%s has no %s data", run_data(run), commands[command].split);
     void *object = set && !run_failed(run) ? model->make(run, root, set) : NULL;
     if (commands[command].command == RUN_EVAL) {
         run_evaluate_on(run, set, model->measure, object);
@@ -84,7 +86,9 @@ int run_main(int argc, char **argv, const run_model *model)
     }
     for (int i = 0; i < COMMANDS; i++)
         if (!strcmp(command, commands[i].name)) return run_command(argc, argv, model, i);
-    if (*command) fprintf(stderr, "%s: '%.40s' is no command: it is train, eval, bench or plan; see '%s --help'\n", name, command, name);
+    if (*command)
+        fprintf(stderr, "%s: '%.40s' is no command: it is train, eval, bench or plan; see '%s --help'\n", name, command,
+                name);
     else fprintf(stderr, "%s: a command comes first: train, eval, bench or plan; see '%s --help'\n", name, name);
     return 2;
 }

@@ -12,33 +12,57 @@ enum { TE = RUN_TRAIN | RUN_EVAL, TB = RUN_TRAIN | RUN_BENCH, TEB = TE | RUN_BEN
 
 /* Kinds, ranges and defaults of what every binary takes. */
 static const run_flag common_flags[] = {
-    { .name = "data", .kind = RUN_TEXT, .help = "directory or file of the data", .commands = TE },
-    { .name = "device", .kind = RUN_CHOICE, .choices = "cpu|cuda", .standard = "cpu", .help = "where it runs" },
-    { .name = "dtype", .kind = RUN_CHOICE, .choices = "f32|bf16|f16|fp8|f64", .standard = "f32", .help = "precision" },
-    { .name = "ranks", .kind = RUN_COUNT, .standard = "1", .most = 256, .help = "processes on this machine", .commands = TEB },
-    { .name = "world", .kind = RUN_COUNT, .standard = "1", .most = 65536, .help = "ranks to plan for", .commands = RUN_PLAN },
-    { .name = "strategy", .kind = RUN_TEXT, .help = "single, ddp or fsdp (single on one rank, else ddp)" },
-    { .name = "units", .kind = RUN_TEXT, .help = "fsdp: name patterns, each match is gathered as one" },
-    { .name = "batch", .kind = RUN_COUNT, .standard = "128", .most = 1e9, .help = "global batch of one update" },
-    { .name = "accumulate", .kind = RUN_COUNT, .standard = "1", .most = 1e6, .help = "micro-batches it is cut into", .commands = TBP },
-    { .name = "steps", .kind = RUN_COUNT, .most = 1e15, .help = "updates, in place of --epochs; bench: timed ones", .commands = TB },
-    { .name = "epochs", .kind = RUN_COUNT, .standard = "1", .most = 1e9, .help = "times through the data", .commands = RUN_TRAIN },
-    { .name = "lr", .kind = RUN_POSITIVE, .standard = "0.001", .help = "learning rate", .commands = TBP },
+    { .name = "data", .kind = RUN_TEXT, .commands = TE, .help = "directory or file of the data" },
+    { .name = "device", .kind = RUN_CHOICE, .choices = "cpu|cuda", .standard = "cpu",
+      .help = "where it runs" },
+    { .name = "dtype", .kind = RUN_CHOICE, .choices = "f32|bf16|f16|fp8|f64", .standard = "f32",
+      .help = "precision" },
+    { .name = "ranks", .kind = RUN_COUNT, .standard = "1", .most = 256, .commands = TEB,
+      .help = "processes on this machine" },
+    { .name = "world", .kind = RUN_COUNT, .standard = "1", .most = 65536, .commands = RUN_PLAN,
+      .help = "ranks to plan for" },
+    { .name = "strategy", .kind = RUN_TEXT,
+      .help = "single, ddp or fsdp (single on one rank, else ddp)" },
+    { .name = "units", .kind = RUN_TEXT,
+      .help = "fsdp: name patterns, each match is gathered as one" },
+    { .name = "batch", .kind = RUN_COUNT, .standard = "128", .most = 1e9,
+      .help = "global batch of one update" },
+    { .name = "accumulate", .kind = RUN_COUNT, .standard = "1", .most = 1e6, .commands = TBP,
+      .help = "micro-batches it is cut into" },
+    { .name = "steps", .kind = RUN_COUNT, .most = 1e15, .commands = TB,
+      .help = "updates, in place of --epochs; bench: timed ones" },
+    { .name = "epochs", .kind = RUN_COUNT, .standard = "1", .most = 1e9, .commands = RUN_TRAIN,
+      .help = "times through the data" },
+    { .name = "lr", .kind = RUN_POSITIVE, .standard = "0.001", .commands = TBP,
+      .help = "learning rate" },
     { .name = "schedule", .kind = RUN_CHOICE, .choices = "constant|linear|cosine", .standard = "constant",
-      .help = "course of the learning rate", .commands = RUN_TRAIN },
-    { .name = "final-lr", .kind = RUN_AMOUNT, .help = "learning rate at the end of a schedule that falls (a tenth of --lr)", .commands = RUN_TRAIN },
-    { .name = "warmup", .kind = RUN_WHOLE, .standard = "0", .most = 1e15, .help = "updates in which it rises from 0", .commands = RUN_TRAIN },
-    { .name = "schedule-steps", .kind = RUN_COUNT, .most = 1e15, .help = "updates the schedule spans (--steps)", .commands = RUN_TRAIN },
-    { .name = "seed", .kind = RUN_WHOLE, .standard = "0", .help = "of initial values, order of data and dropout" },
-    { .name = "out", .kind = RUN_TEXT, .help = "directory for curves, summary and checkpoints", .commands = TE },
-    { .name = "resume", .kind = RUN_SWITCH, .standard = "false", .help = "go on from the last checkpoint in --out", .commands = RUN_TRAIN },
-    { .name = "save-every", .kind = RUN_COUNT, .standard = "1000", .most = 1e15, .help = "updates between checkpoints", .commands = RUN_TRAIN },
-    { .name = "log-every", .kind = RUN_COUNT, .standard = "10", .most = 1e15, .help = "updates between lines of metrics.jsonl", .commands = RUN_TRAIN },
-    { .name = "eval-every", .kind = RUN_COUNT, .most = 1e15, .help = "updates between evaluations (only at the end)", .commands = RUN_TRAIN },
-    { .name = "threads", .kind = RUN_COUNT, .most = 4096, .help = "CPU threads of all ranks together (all cores)" },
-    { .name = "timeout", .kind = RUN_POSITIVE, .standard = "60", .most = 1e6, .help = "seconds a rank waits for another", .commands = TEB },
-    { .name = "deterministic", .kind = RUN_SWITCH, .standard = "false", .help = "the same bits run after run" },
-    { .name = "json", .kind = RUN_SWITCH, .standard = "false", .help = "one JSON object on stdout, nothing else" },
+      .commands = RUN_TRAIN, .help = "course of the learning rate" },
+    { .name = "final-lr", .kind = RUN_AMOUNT, .commands = RUN_TRAIN,
+      .help = "learning rate at the end of a schedule that falls (a tenth of --lr)" },
+    { .name = "warmup", .kind = RUN_WHOLE, .standard = "0", .most = 1e15, .commands = RUN_TRAIN,
+      .help = "updates in which it rises from 0" },
+    { .name = "schedule-steps", .kind = RUN_COUNT, .most = 1e15, .commands = RUN_TRAIN,
+      .help = "updates the schedule spans (--steps)" },
+    { .name = "seed", .kind = RUN_WHOLE, .standard = "0",
+      .help = "of initial values, order of data and dropout" },
+    { .name = "out", .kind = RUN_TEXT, .commands = TE,
+      .help = "directory for curves, summary and checkpoints" },
+    { .name = "resume", .kind = RUN_SWITCH, .standard = "false", .commands = RUN_TRAIN,
+      .help = "go on from the last checkpoint in --out" },
+    { .name = "save-every", .kind = RUN_COUNT, .standard = "1000", .most = 1e15, .commands = RUN_TRAIN,
+      .help = "updates between checkpoints" },
+    { .name = "log-every", .kind = RUN_COUNT, .standard = "10", .most = 1e15, .commands = RUN_TRAIN,
+      .help = "updates between lines of metrics.jsonl" },
+    { .name = "eval-every", .kind = RUN_COUNT, .most = 1e15, .commands = RUN_TRAIN,
+      .help = "updates between evaluations (only at the end)" },
+    { .name = "threads", .kind = RUN_COUNT, .most = 4096,
+      .help = "CPU threads of all ranks together (all cores)" },
+    { .name = "timeout", .kind = RUN_POSITIVE, .standard = "60", .most = 1e6, .commands = TEB,
+      .help = "seconds a rank waits for another" },
+    { .name = "deterministic", .kind = RUN_SWITCH, .standard = "false",
+      .help = "the same bits run after run" },
+    { .name = "json", .kind = RUN_SWITCH, .standard = "false",
+      .help = "one JSON object on stdout, nothing else" },
     { .name = "config", .kind = RUN_TEXT, .help = "JSON file of the same names; flags win" },
     { .name = "help", .kind = RUN_SWITCH, .standard = "false", .help = "this list" },
     { 0 }
@@ -57,16 +81,22 @@ void run_fail_usage(run_loop *run, const char *format, ...)
 
 /* ---- Flags */
 
+static bool set_default(run_loop *run, const char *name, const char *text)
+{
+    return run_flags_set(&run->flags, name, text, RUN_DEFAULT);
+}
+
 static bool set_defaults(run_loop *run, const run_defaults *d)
 {
-    char text[64];
-    bool ok = true;
-    if (ok && d->batch) snprintf(text, sizeof text, "%lld", (long long)d->batch), ok = run_flags_set(&run->flags, "batch", text, RUN_DEFAULT);
-    if (ok && d->epochs) snprintf(text, sizeof text, "%lld", (long long)d->epochs), ok = run_flags_set(&run->flags, "epochs", text, RUN_DEFAULT);
-    if (ok && d->lr) snprintf(text, sizeof text, "%.17g", d->lr), ok = run_flags_set(&run->flags, "lr", text, RUN_DEFAULT);
-    if (ok && d->schedule) ok = run_flags_set(&run->flags, "schedule", d->schedule, RUN_DEFAULT);
-    if (ok && d->data) ok = run_flags_set(&run->flags, "data", d->data, RUN_DEFAULT);
-    return ok;
+    char batch[32], epochs[32], lr[32];
+    snprintf(batch, sizeof batch, "%lld", (long long)d->batch);
+    snprintf(epochs, sizeof epochs, "%lld", (long long)d->epochs);
+    snprintf(lr, sizeof lr, "%.17g", d->lr);
+    if (d->batch && !set_default(run, "batch", batch)) return false;
+    if (d->epochs && !set_default(run, "epochs", epochs)) return false;
+    if (d->lr && !set_default(run, "lr", lr)) return false;
+    if (d->schedule && !set_default(run, "schedule", d->schedule)) return false;
+    return !d->data || set_default(run, "data", d->data);
 }
 
 /* A run that goes on, or is evaluated, takes its flags from where it was started. */
@@ -77,14 +107,16 @@ static bool load_saved(run_loop *run)
     char path[RUN_PATH];
     if (!wanted || !out) return true;
     int size = snprintf(path, sizeof path, "%s/config.json", out);
-    if (size >= (int)sizeof path || access(path, F_OK)) return true; /* the missing checkpoint is reported where it is read */
+    if (size >= (int)sizeof path || access(path, F_OK))
+        return true; /* the missing checkpoint is reported where it is read */
     return run_flags_load(&run->flags, path, RUN_SAVED);
 }
 
 static bool read_flags(run_loop *run, int *argc, char **argv, const run_defaults *defaults)
 {
     run_flags *f = &run->flags;
-    if (!run_flags_add(f, common_flags) || !run_flags_add(f, defaults->flags) || !set_defaults(run, defaults)) return false;
+    if (!run_flags_add(f, common_flags) || !run_flags_add(f, defaults->flags) || !set_defaults(run, defaults))
+        return false;
     if (!run_flags_parse(f, argc, argv)) return false;
     const char *config = run_flags_text(f, "config");
     return (!config || run_flags_load(f, config, RUN_CONFIG)) && load_saved(run);
@@ -107,16 +139,18 @@ static void resolve_steps(run_loop *run)
 static void check_settings(run_loop *run)
 {
     const run_flags *f = &run->flags;
-    if (run_flags_on(f, "resume") && !*run->out) run_fail_usage(run, "--resume needs --out DIR: the directory of the run to go on with");
-    if (f->command == RUN_EVAL && !*run->out) run_fail_usage(run, "eval needs --out DIR: the directory of a trained model");
+    if (run_flags_on(f, "resume") && !*run->out)
+        run_fail_usage(run, "--resume needs --out DIR: the directory of the run to go on with");
+    if (f->command == RUN_EVAL && !*run->out)
+        run_fail_usage(run, "eval needs --out DIR: the directory of a trained model");
     int64_t cut = run->ranks * run->accumulate;
     if (run->batch % cut == 0) return;
     int64_t below = run->batch / cut * cut;
     char mend[64];
     if (below) snprintf(mend, sizeof mend, "%lld or %lld would", (long long)below, (long long)(below + cut));
     else snprintf(mend, sizeof mend, "%lld would", (long long)cut);
-    run_fail_usage(run, "--batch %lld does not divide by %d ranks x %lld micro-batches: %s", (long long)run->batch, run->ranks,
-                   (long long)run->accumulate, mend);
+    run_fail_usage(run, "--batch %lld does not divide by %d ranks x %lld micro-batches: %s", (long long)run->batch,
+                   run->ranks, (long long)run->accumulate, mend);
 }
 
 static void resolve(run_loop *run)
@@ -133,7 +167,8 @@ static void resolve(run_loop *run)
     const char *out = run_flags_text(f, "out"), *strategy = run_flags_text(f, "strategy");
     if (out && strlen(out) > RUN_PATH - 256) run_fail_usage(run, "--out is too long a path");
     else if (out) snprintf(run->out, sizeof run->out, "%s", out);
-    if (strategy && strlen(strategy) >= sizeof run->strategy) run_fail_usage(run, "--strategy is too long: %.40s...", strategy);
+    if (strategy && strlen(strategy) >= sizeof run->strategy)
+        run_fail_usage(run, "--strategy is too long: %.40s...", strategy);
     else snprintf(run->strategy, sizeof run->strategy, "%s", strategy ? strategy : run->ranks > 1 ? "ddp" : "single");
     resolve_steps(run);
     check_settings(run);
@@ -194,7 +229,8 @@ static const char *missing(const run_loop *run, td_dtype *dtype)
     const char *name = run_flags_text(&run->flags, "dtype");
     if (!strcmp(run_flags_text(&run->flags, "device"), "cuda"))
         return "--device cuda: this build has no CUDA device; leave it out to run on the CPU";
-    if (!td_dtype_named(name, dtype) || *dtype == TD_F16) return "--dtype f16 and fp8 need a CUDA device, which this build has not: use f32, bf16 or f64";
+    if (!td_dtype_named(name, dtype) || *dtype == TD_F16)
+        return "--dtype f16 and fp8 need a CUDA device, which this build has not: use f32, bf16 or f64";
     return NULL;
 }
 
@@ -278,7 +314,8 @@ static void print_help(const run_loop *run, const char *about)
 }
 
 /* Everything up to the context; false: the run has ended or failed. */
-static bool prepare(run_loop *run, const char *subcommand, int *argc, char **argv, const run_defaults *defaults, const char *about)
+static bool prepare(run_loop *run, const char *subcommand, int *argc, char **argv, const run_defaults *defaults,
+                    const char *about)
 {
     size_t count = (size_t)(*argc > 0 ? *argc : 0);
     char **original = malloc((count + 1) * sizeof *original);
@@ -295,7 +332,8 @@ static bool prepare(run_loop *run, const char *subcommand, int *argc, char **arg
         print_help(run, about);
         run->ended = true;
     } else if (subcommand && *argc > 2) {
-        run_fail_usage(run, "'%.80s' stands where a flag should: flags begin with --, see '%s --help'", argv[2], run->program);
+        run_fail_usage(run, "'%.80s' stands where a flag should: flags begin with --, see '%s --help'", argv[2],
+                       run->program);
     } else {
         resolve(run);
         td_dtype dtype;
@@ -311,12 +349,13 @@ static void name_program(run_loop *run, const char *subcommand, const char *file
 {
     const char *base = file && strrchr(file, '/') ? strrchr(file, '/') + 1 : file ? file : "program";
     snprintf(run->name, sizeof run->name, "%s", defaults->name ? defaults->name : base);
-    snprintf(run->program, sizeof run->program, "%s%s%s", run->name, subcommand ? " " : "", subcommand ? subcommand : "");
+    snprintf(run->program, sizeof run->program, "%s%s%s", run->name, subcommand ? " " : "",
+             subcommand ? subcommand : "");
     run->flags.program = run->program;
 }
 
-run_loop *run_open_command(unsigned command, const char *subcommand, int *argc, char ***argv, const run_defaults *defaults,
-                           const char *about)
+run_loop *run_open_command(unsigned command, const char *subcommand, int *argc, char ***argv,
+                           const run_defaults *defaults, const char *about)
 {
     static const run_defaults none;
     run_loop *run = calloc(1, sizeof *run);

@@ -98,7 +98,10 @@ bool run_plot(run_loop *run)
     if (!ok) return false;
     int error = draw(run);
     if (!error) run_say(run, "curve: %s/loss.png", run->out);
-    else if (error == ENOENT) run_say(run, "no loss.png: gnuplot is not installed; with it, cd %s && gnuplot loss.gnuplot", run->out);
-    else run_say(run, "no loss.png: gnuplot failed (%s); see cd %s && gnuplot loss.gnuplot", error == EIO ? "it said no" : strerror(error), run->out);
+    else if (error == ENOENT)
+        run_say(run, "no loss.png: gnuplot is not installed; with it, cd %s && gnuplot loss.gnuplot", run->out);
+    else
+        run_say(run, "no loss.png: gnuplot failed (%s); see cd %s && gnuplot loss.gnuplot",
+                error == EIO ? "it said no" : strerror(error), run->out);
     return true;
 }

@@ -12,15 +12,21 @@
 
 #include "run/loop.h"
 
-static bool write_config(run_loop *run)
+static bool write_object(run_loop *run, const char *name, const td_json_writer *w)
 {
     char path[RUN_PATH];
+    const char *text = td_json_text(w);
+    return text && run_path(run->td, path, "%s/%s", run->out, name) &&
+           run_write_file(run->td, path, text, strlen(text));
+}
+
+static bool write_config(run_loop *run)
+{
     td_json_writer w = td_json_begin(run->td);
     td_json_open_object(&w, NULL);
     run_flags_put(&run->flags, &w);
     td_json_close_object(&w);
-    const char *text = td_json_text(&w);
-    bool ok = text && run_path(run->td, path, "%s/config.json", run->out) && run_write_file(run->td, path, text, strlen(text));
+    bool ok = write_object(run, "config.json", &w);
     td_json_end(&w);
     return ok;
 }
@@ -69,13 +75,16 @@ static bool move_aside(run_loop *run)
 {
     char now[RUN_PATH], before[RUN_PATH];
     if (run_latest(run->out) < 0) return true;
-    if (!run_path(run->td, now, "%s/checkpoints", run->out) || !run_path(run->td, before, "%s/checkpoints.previous", run->out)) return false;
+    if (!run_path(run->td, now, "%s/checkpoints", run->out) ||
+        !run_path(run->td, before, "%s/checkpoints.previous", run->out))
+        return false;
     if (!run_remove_tree(run->td, before)) return false;
     if (rename(now, before)) {
         td_fail(run->td, TD_ERROR_DATA, "cannot rename %s to %s: %s", now, before, strerror(errno));
         return false;
     }
-    run_say(run, "%s held another run: its checkpoints are now in %s (--resume would have gone on with it)", run->out, before);
+    run_say(run, "%s held another run: its checkpoints are now in %s (--resume would have gone on with it)", run->out,
+            before);
     return true;
 }
 
@@ -143,7 +152,8 @@ bool run_record_step(run_loop *run)
 void run_record_close(run_loop *run)
 {
     if (!run->metrics) return;
-    if (fclose(run->metrics)) td_fail(run->td, TD_ERROR_DATA, "cannot write %s/metrics.jsonl: %s", run->out, strerror(errno));
+    if (fclose(run->metrics))
+        td_fail(run->td, TD_ERROR_DATA, "cannot write %s/metrics.jsonl: %s", run->out, strerror(errno));
     run->metrics = NULL;
     td_json_end(&run->line);
 }
@@ -216,8 +226,7 @@ bool run_record_summary(run_loop *run, const char *command, bool writes)
     td_json_close_object(&w);
     const char *text = td_json_text(&w);
     bool ok = text != NULL;
-    char path[RUN_PATH];
-    if (ok && writes && *run->out) ok = run_path(run->td, path, "%s/summary.json", run->out) && run_write_file(run->td, path, text, strlen(text));
+    if (ok && writes && *run->out) ok = write_object(run, "summary.json", &w);
     if (ok && json && (printf("%s\n", text) < 0 || fflush(stdout))) {
         td_fail(run->td, TD_ERROR_DATA, "cannot write to stdout: %s", strerror(errno));
         ok = false;

@@ -1,8 +1,7 @@
 /* Reading a checkpoint into any world: each rank copies the elements it owns from whichever files hold them.
  *
- * All of it happens before the first step. An optimizer's moments come into being with its first update only, so those
- * the checkpoint holds are made here; if that update then makes others, the checkpoint lacked them. What is left over on
- * either side is an error that names it.
+ * All of it happens before the first step, when model and optimizer have been made. What is left over on either side is
+ * an error that names it.
  */
 #include <math.h>
 #include <stdarg.h>
@@ -25,7 +24,6 @@ struct run_restore {
     const td_json *states;        /* the manifest's array */
     int64_t step, schedule_steps;
     bool *used;                   /* one for each of `states` */
-    int64_t filled;               /* states of the context */
     restore_file *files;
     int32_t file_count;
 };
@@ -69,10 +67,13 @@ static bool read_manifest(run_loop *run, run_restore *r)
     if (!format || strcmp(format, "tandem checkpoint 1"))
         return restore_fail(run, r, "manifest.json is not one of a checkpoint this version can read");
     if (!model || strcmp(model, run->name))
-        return restore_fail(run, r, "is a checkpoint of the model '%.40s', this is '%s': choose another --out", model ? model : "?", run->name);
+        return restore_fail(run, r, "is a checkpoint of the model '%.40s', this is '%s': choose another --out",
+                            model ? model : "?", run->name);
     const char *optimizer = json_text_of(root, "optimizer"), *here = run_flags_text(&run->flags, "optimizer");
     if (r->training && optimizer && here && strcmp(optimizer, here))
-        return restore_fail(run, r, "was trained with --optimizer %.40s, not %s: what one keeps is of no use to another", optimizer, here);
+        return restore_fail(run, r,
+                            "was trained with --optimizer %.40s, not %s: what one keeps is of no use to another",
+                            optimizer, here);
     r->step = json_whole_of(root, "step");
     r->schedule_steps = json_whole_of(root, "schedule_steps");
     r->states = td_json_get(root, "states");
@@ -85,7 +86,8 @@ run_restore *run_restore_open(run_loop *run, bool training)
 {
     int64_t step = run_latest(run->out);
     if (step < 0) {
-        td_fail(run->td, TD_ERROR_DATA, "%s/checkpoints holds no complete checkpoint: train with --out %s first", run->out, run->out);
+        td_fail(run->td, TD_ERROR_DATA, "%s/checkpoints holds no complete checkpoint: train with --out %s first",
+                run->out, run->out);
         return NULL;
     }
     run_restore *r = calloc(1, sizeof *r);
@@ -149,7 +151,8 @@ static td_safetensors *file_named(run_loop *run, run_restore *r, const char *nam
 }
 
 /* Writes what piece holds of elements [from, to) of s; adds their count to *copied. */
-static bool copy_piece(run_loop *run, run_restore *r, td_state s, const td_json *piece, int64_t from, int64_t to, int64_t *copied)
+static bool copy_piece(run_loop *run, run_restore *r, td_state s, const td_json *piece, int64_t from, int64_t to,
+                       int64_t *copied)
 {
     const char *name = json_text_of(piece, "file"), *key = json_text_of(piece, "key");
     int64_t begin = json_whole_of(piece, "begin"), count = json_whole_of(piece, "count");
@@ -194,12 +197,14 @@ static bool same_form(run_loop *run, const run_restore *r, td_state s, const td_
     if (!dtype || !shape_of(td_json_get(saved, "shape"), &shape))
         return restore_fail(run, r, "manifest.json: '%s' has no dtype or shape", td_state_name(s));
     if (strcmp(dtype, here))
-        return restore_fail(run, r, "'%s' is %.10s there and %s here: give the --dtype it was trained with", td_state_name(s), dtype, here);
+        return restore_fail(run, r, "'%s' is %.10s there and %s here: give the --dtype it was trained with",
+                            td_state_name(s), dtype, here);
     if (td_shape_equal(shape, td_state_shape(s))) return true;
     char there[160], mine[160];
     shape_text(shape, there, sizeof there);
     shape_text(td_state_shape(s), mine, sizeof mine);
-    return restore_fail(run, r, "'%s' has shape %s there and %s here: give the sizes it was trained with", td_state_name(s), there, mine);
+    return restore_fail(run, r, "'%s' has shape %s there and %s here: give the sizes it was trained with",
+                        td_state_name(s), there, mine);
 }
 
 static bool fill_state(run_loop *run, run_restore *r, td_state s)
@@ -218,21 +223,8 @@ static bool fill_state(run_loop *run, run_restore *r, td_state s)
     for (; piece; piece = piece->next)
         if (!copy_piece(run, r, s, piece, from, to, &copied)) return false;
     if (copied == to - from) return true;
-    return restore_fail(run, r, "the pieces of '%s' hold %lld of the %lld elements needed", td_state_name(s), (long long)copied,
-                        (long long)(to - from));
-}
-
-/* Makes the moment of this name beside its parameter; names without one are left to be reported. */
-static void make_moment(run_loop *run, const char *name)
-{
-    for (int64_t i = 0; i < td_state_count(run->td); i++) {
-        td_state s = td_state_at(run->td, i);
-        const char *of = td_state_name(s);
-        size_t length = strlen(of);
-        if (td_state_kind_of(s) != TD_PARAMETER || strncmp(name, of, length) || name[length] != '.') continue;
-        td_moment(s, name + length + 1);
-        return;
-    }
+    return restore_fail(run, r, "the pieces of '%s' hold %lld of the %lld elements needed", td_state_name(s),
+                        (long long)copied, (long long)(to - from));
 }
 
 static bool check_left_over(run_loop *run, const run_restore *r)
@@ -242,25 +234,15 @@ static bool check_left_over(run_loop *run, const run_restore *r)
         const char *kind = json_text_of(saved, "kind"), *name = json_text_of(saved, "name");
         bool expected = r->training || !kind || !strcmp(kind, "parameter"); /* without training there is no optimizer */
         if (r->used[index] || !expected) continue;
-        return restore_fail(run, r, "holds '%s', which this model has not: give the flags it was trained with", name ? name : "?");
+        return restore_fail(run, r, "holds '%s', which this model has not: give the flags it was trained with",
+                            name ? name : "?");
     }
     return true;
 }
 
 bool run_restore_states(run_loop *run, run_restore *r)
 {
-    for (const td_json *saved = r->states->first; r->training && saved; saved = saved->next) {
-        const char *kind = json_text_of(saved, "kind"), *name = json_text_of(saved, "name");
-        if (kind && name && !strcmp(kind, "moment")) make_moment(run, name);
-    }
-    for (r->filled = 0; r->filled < td_state_count(run->td); r->filled++)
-        if (!fill_state(run, r, td_state_at(run->td, r->filled))) return false;
+    for (int64_t i = 0; i < td_state_count(run->td); i++)
+        if (!fill_state(run, r, td_state_at(run->td, i))) return false;
     return check_left_over(run, r);
-}
-
-bool run_restore_finish(run_loop *run, const run_restore *r)
-{
-    if (r->filled == td_state_count(run->td)) return true;
-    return restore_fail(run, r, "does not hold '%s', which this optimizer needs: give the flags it was trained with",
-                        td_state_name(td_state_at(run->td, r->filled)));
 }

@@ -13,8 +13,8 @@
  * With --ranks N the program is started again N times; the first process waits for the others inside run_open and then
  * has an ended run, whose functions do nothing and whose run_close returns the exit status.
  *
- * Errors are those of the context (td_error): the first one ends the loop, run_close prints it and returns 1, or 2 where
- * the command line was wrong. Here, and only here, texts are printed: results to stdout, the rest to stderr.
+ * Errors are those of the context (td_error): the first one ends the loop, run_close prints it and returns 1, or 2
+ * where the command line was wrong. Here, and only here, texts are printed: results to stdout, the rest to stderr.
  */
 #ifndef TANDEM_RUN_H
 #define TANDEM_RUN_H

@@ -1,5 +1,5 @@
-/* The command line as a user meets it: build/bin/mlp on small IDX files. Every mistake gives one clear line and the right
- * exit status, and what was saved before is still there.
+/* The command line as a user meets it: build/bin/mlp on small IDX files. Every mistake gives one clear line and the
+ * right exit status, and what was saved before is still there.
  * Timeout: 600 s
  */
 #include <errno.h>
@@ -44,10 +44,11 @@ static int sh(const char *format, ...)
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-#define ck_assert_sh(expected, ...)                                                                       \
-    do {                                                                                                  \
-        int status_ = sh(__VA_ARGS__);                                                                    \
-        ck_assert_msg(status_ == (expected), "status %d, not %d; stderr: %.900s; stdout: %.900s", status_, (expected), err_text, out_text); \
+#define ck_assert_sh(expected, ...)                                                                                    \
+    do {                                                                                                               \
+        int status_ = sh(__VA_ARGS__);                                                                                 \
+        ck_assert_msg(status_ == (expected), "status %d, not %d; stderr: %.900s; stdout: %.900s", status_, (expected), \
+                      err_text, out_text);                                                                             \
     } while (0)
 
 /* ---- Data ------------------------------------------------------------------------------------------------- */
@@ -149,11 +150,13 @@ START_TEST(test_training_leaves_its_files)
     enter();
     ck_assert_sh(0, "rm -rf a; " SMALL "--epochs 10 --optimizer adam --lr 0.01 --out a");
     ck_assert(summary_number("a/summary.json", "eval", "accuracy") > 0.9);
-    ck_assert(summary_number("a/summary.json", NULL, "final_loss") < summary_number("a/summary.json", NULL, "first_loss"));
+    ck_assert(summary_number("a/summary.json", NULL, "final_loss") <
+              summary_number("a/summary.json", NULL, "first_loss"));
     ck_assert_double_eq(summary_number("a/summary.json", NULL, "params"), 16 * 16 + 16 + 16 * 10 + 10);
     ck_assert_double_eq(summary_number("a/summary.json", NULL, "steps"), 100);
     ck_assert_double_eq(summary_number("a/summary.json", NULL, "world"), 1);
-    double peak = summary_number("a/summary.json", NULL, "peak_bytes"), planned = summary_number("a/summary.json", NULL, "planned_peak_bytes");
+    double peak = summary_number("a/summary.json", NULL, "peak_bytes"),
+           planned = summary_number("a/summary.json", NULL, "planned_peak_bytes");
     ck_assert_msg(fabs(peak - planned) <= 0.01 * planned, "peak %g, planned %g", peak, planned);
     double losses[100];
     ck_assert_int_eq(read_losses("a", losses, 100), 100);
@@ -169,7 +172,8 @@ START_TEST(test_eval_reads_the_checkpoint_and_its_flags)
     ck_assert_sh(0, "rm -rf b; " SMALL "--epochs 3 --out b && $MLP eval --out b --json");
     ck_assert_str_has(err_text, "eval at step 30");
     ck_assert_sh(0, "$MLP eval --out b --json >eval.json");
-    ck_assert_double_eq(summary_number("eval.json", "eval", "accuracy"), summary_number("b/summary.json", "eval", "accuracy"));
+    ck_assert_double_eq(summary_number("eval.json", "eval", "accuracy"),
+                        summary_number("b/summary.json", "eval", "accuracy"));
     ck_assert_double_eq(summary_number("eval.json", "eval", "loss"), summary_number("b/summary.json", "eval", "loss"));
 }
 END_TEST
@@ -177,8 +181,9 @@ END_TEST
 START_TEST(test_json_is_all_there_is_on_stdout)
 {
     enter();
-    ck_assert_sh(0, SMALL "--steps 5 --json >train.json && $MLP bench --hidden 16 --batch 8 --steps 3 --json >bench.json && "
-                          "$MLP plan --hidden 16 --batch 8 --json >plan.json");
+    ck_assert_sh(0, SMALL
+                 "--steps 5 --json >train.json && $MLP bench --hidden 16 --batch 8 --steps 3 --json >bench.json && "
+                 "$MLP plan --hidden 16 --batch 8 --json >plan.json");
     ck_assert(summary_number("train.json", NULL, "final_loss") > 0);
     ck_assert(summary_number("bench.json", NULL, "step_ms") > 0);
     ck_assert(summary_number("plan.json", NULL, "planned_peak_bytes") > 0);
@@ -191,7 +196,8 @@ START_TEST(test_ranks_and_accumulation_follow_one_curve)
     double one[8], other[8];
     ck_assert_sh(0, "rm -rf one; " SMALL "--dtype f64 --dropout 0.2 --clip 1 --steps 8 --out one");
     ck_assert_int_eq(read_losses("one", one, 8), 8);
-    static const char *const ways[] = { "--ranks 2", "--ranks 2 --strategy fsdp --accumulate 2", "--ranks 3 --accumulate 2" };
+    static const char *const ways[] = { "--ranks 2", "--ranks 2 --strategy fsdp --accumulate 2",
+                                        "--ranks 3 --accumulate 2" };
     for (int i = 0; i < 3; i++) {
         ck_assert_sh(0, "rm -rf other; " SMALL "--dtype f64 --dropout 0.2 --clip 1 --steps 8 --out other %s", ways[i]);
         ck_assert_int_eq(read_losses("other", other, 8), 8);
@@ -220,8 +226,11 @@ START_TEST(test_killed_at_any_point_it_resumes_to_the_bit)
     static double whole[600], parts[600];
     const char *flags = "--dropout 0.1 --accumulate 2 --steps 600 --save-every 7 --seed 4";
     ck_assert_sh(0, "rm -rf whole parts; " SMALL "%s --out whole", flags);
-    ck_assert_sh(0, SMALL "%s --out parts & pid=$!; while kill -0 $pid && ! ls parts/checkpoints/step-*/manifest.json; do sleep 0.01; done; "
-                        "sleep 0.1; kill -9 $pid; wait $pid; test $? -eq 137", flags);
+    ck_assert_sh(0,
+                 SMALL "%s --out parts & pid=$!; while kill -0 $pid && ! ls parts/checkpoints/step-*/manifest.json; do "
+                       "sleep 0.01; done; "
+                       "sleep 0.1; kill -9 $pid; wait $pid; test $? -eq 137",
+                 flags);
     ck_assert_sh(0, "$MLP train --resume --out parts");
     ck_assert_int_eq(read_losses("whole", whole, 600), 600);
     ck_assert_int_eq(read_losses("parts", parts, 600), 600);
@@ -234,9 +243,13 @@ START_TEST(test_a_signal_saves_and_ends_well)
     enter();
     static const char *const ways[] = { "", "--ranks 2" };
     for (int i = 0; i < 2; i++) {
-        ck_assert_sh(0, "rm -rf stopped; " SMALL "--steps 1000000 --out stopped %s >said.txt & pid=$!; "
-                        "while kill -0 $pid && ! test -s stopped/metrics.jsonl; do sleep 0.01; done; sleep 0.2; kill -TERM $pid; wait $pid", ways[i]);
-        ck_assert_sh(0, "grep 'stopped by a signal after step' said.txt && ls stopped/checkpoints/step-*/manifest.json");
+        ck_assert_sh(0,
+                     "rm -rf stopped; " SMALL "--steps 1000000 --out stopped %s >said.txt & pid=$!; "
+                     "while kill -0 $pid && ! test -s stopped/metrics.jsonl; do sleep 0.01; done; sleep 0.2; kill "
+                     "-TERM $pid; wait $pid",
+                     ways[i]);
+        ck_assert_sh(0,
+                     "grep 'stopped by a signal after step' said.txt && ls stopped/checkpoints/step-*/manifest.json");
     }
 }
 END_TEST
@@ -265,7 +278,8 @@ START_TEST(test_progress_fits_the_terminal)
     ck_assert_int_eq(ioctl(terminal, TIOCSWINSZ, &size), 0);
     int other = open(ptsname(terminal), O_RDWR | O_NOCTTY); /* so that the end of the program does not hang up */
     char command[512];
-    snprintf(command, sizeof command, "MLP='%s/mlp'; DATA=data; " SMALL "--steps 400 >'%s' 2>&1", TANDEM_BIN, ptsname(terminal));
+    snprintf(command, sizeof command, "MLP='%s/mlp'; DATA=data; " SMALL "--steps 400 >'%s' 2>&1", TANDEM_BIN,
+             ptsname(terminal));
     pid_t child = fork();
     if (child == 0) {
         execl("/bin/sh", "sh", "-c", command, (char *)NULL);
@@ -310,7 +324,8 @@ static void check_mistakes(const mistake *m, size_t count)
     for (size_t i = 0; i < count; i++) {
         int status = sh("%s", m[i].command);
         ck_assert_msg(status == m[i].status, "%s: status %d, not %d: %s", m[i].command, status, m[i].status, err_text);
-        ck_assert_msg(strstr(err_text, m[i].says) != NULL, "%s: \"%s\" does not say \"%s\"", m[i].command, err_text, m[i].says);
+        ck_assert_msg(strstr(err_text, m[i].says) != NULL, "%s: \"%s\" does not say \"%s\"", m[i].command, err_text,
+                      m[i].says);
         char *end = strchr(err_text, '\n');
         ck_assert_msg(end && !end[1], "%s: not one line: \"%s\"", m[i].command, err_text);
     }
@@ -358,7 +373,8 @@ START_TEST(test_data_that_is_wrong_is_named)
     ck_assert_sh(0, "rm -rf bad; mkdir bad; for d in gzip magic counts short; do mkdir bad/$d; cp data/* bad/$d; done; "
                     "gzip -9 bad/gzip/train-images-idx3-ubyte && truncate -s -40 bad/gzip/train-images-idx3-ubyte.gz; "
                     "printf '\\0\\0\\11\\3' | dd of=bad/magic/train-images-idx3-ubyte conv=notrunc status=none; "
-                    "cp data/t10k-labels-idx1-ubyte bad/counts/train-labels-idx1-ubyte; truncate -s -1 bad/short/train-images-idx3-ubyte; "
+                    "cp data/t10k-labels-idx1-ubyte bad/counts/train-labels-idx1-ubyte; truncate -s -1 "
+                    "bad/short/train-images-idx3-ubyte; "
                     "echo '1,2,x' >bad/words.csv; printf '1,2,0\\n1,0\\n' >bad/ragged.csv");
     CHECK_MISTAKES(
         { 1, "$MLP train --data nowhere", "nowhere: No such file or directory" },
@@ -393,16 +409,20 @@ END_TEST
 START_TEST(test_a_checkpoint_that_does_not_fit_is_refused)
 {
     enter();
-    ck_assert_sh(0, "rm -rf c d; " SMALL "--steps 3 --out c && cp -r c d && truncate -s 200 d/checkpoints/step-3/rank-0.safetensors && "
+    ck_assert_sh(0, "rm -rf c d; " SMALL
+                    "--steps 3 --out c && cp -r c d && truncate -s 200 d/checkpoints/step-3/rank-0.safetensors && "
                     "rm -rf e && cp -r c e && sed -i 's/\"mlp\"/\"gpt\"/' e/checkpoints/step-3/manifest.json");
     CHECK_MISTAKES(
-        { 1, "$MLP train --resume --out c --hidden 8 --steps 6 >/dev/null", "'net.0.weight' has shape (16, 16) there and (8, 16) here" },
+        { 1, "$MLP train --resume --out c --hidden 8 --steps 6 >/dev/null",
+          "'net.0.weight' has shape (16, 16) there and (8, 16) here" },
         { 1, "$MLP train --resume --out c --dtype f64 --steps 6 >/dev/null", "is f32 there and f64 here" },
-        { 1, "$MLP train --resume --out c --optimizer sgd --steps 6 >/dev/null", "was trained with --optimizer adamw, not sgd" },
+        { 1, "$MLP train --resume --out c --optimizer sgd --steps 6 >/dev/null",
+          "was trained with --optimizer adamw, not sgd" },
         { 1, "$MLP train --resume --out d --steps 6 >/dev/null", "rank-0.safetensors" },
         { 1, "$MLP eval --out d >/dev/null", "rank-0.safetensors" },
         { 1, "$MLP train --resume --out e --steps 6 >/dev/null", "checkpoint of the model 'gpt', this is 'mlp'" },
-        { 1, "$MLP train --resume --out none --data $DATA >/dev/null", "none/checkpoints holds no complete checkpoint" });
+        { 1, "$MLP train --resume --out none --data $DATA >/dev/null",
+          "none/checkpoints holds no complete checkpoint" });
     ck_assert_sh(0, "$MLP train --resume --out c --steps 6");
 }
 END_TEST
@@ -411,7 +431,8 @@ START_TEST(test_nan_stops_and_keeps_the_last_good_checkpoint)
 {
     enter();
     ck_assert_sh(0, "rm -rf nan; " SMALL "--steps 2 --optimizer sgd --out nan");
-    CHECK_MISTAKES({ 1, "$MLP train --resume --out nan --steps 40 --lr 1e30 --save-every 100 >/dev/null", "TD_EAGER=1 names the operation" });
+    CHECK_MISTAKES({ 1, "$MLP train --resume --out nan --steps 40 --lr 1e30 --save-every 100 >/dev/null",
+                     "TD_EAGER=1 names the operation" });
     ck_assert_str_has(err_text, "step ");
     ck_assert_str_has(err_text, "nan/checkpoints/step-2");
     ck_assert_sh(0, "ls nan/checkpoints");
@@ -419,9 +440,10 @@ START_TEST(test_nan_stops_and_keeps_the_last_good_checkpoint)
 }
 END_TEST
 
-TESTS("cli", test_training_leaves_its_files, test_eval_reads_the_checkpoint_and_its_flags, test_json_is_all_there_is_on_stdout,
-      test_ranks_and_accumulation_follow_one_curve, test_a_checkpoint_goes_on_in_any_world,
-      test_killed_at_any_point_it_resumes_to_the_bit, test_a_signal_saves_and_ends_well, test_help_lists_the_flags_of_a_command,
-      test_progress_fits_the_terminal, test_wrong_usage_is_one_line_and_status_2, test_data_that_is_wrong_is_named,
+TESTS("cli", test_training_leaves_its_files, test_eval_reads_the_checkpoint_and_its_flags,
+      test_json_is_all_there_is_on_stdout, test_ranks_and_accumulation_follow_one_curve,
+      test_a_checkpoint_goes_on_in_any_world, test_killed_at_any_point_it_resumes_to_the_bit,
+      test_a_signal_saves_and_ends_well, test_help_lists_the_flags_of_a_command, test_progress_fits_the_terminal,
+      test_wrong_usage_is_one_line_and_status_2, test_data_that_is_wrong_is_named,
       test_output_that_cannot_be_written_is_named, test_a_checkpoint_that_does_not_fit_is_refused,
       test_nan_stops_and_keeps_the_last_good_checkpoint)

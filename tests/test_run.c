@@ -68,7 +68,8 @@ START_TEST(test_wrong_values_say_what_is_right)
         { "--batch", "1001", "--batch takes a whole number of at least 1, at most 1000, not '1001'" },
         { "--batch", "12x", "--batch takes a whole number of at least 1, at most 1000, not '12x'" },
         { "--batch", "1.5", "--batch takes a whole number of at least 1, at most 1000, not '1.5'" },
-        { "--batch", "99999999999999999999", "--batch takes a whole number of at least 1, at most 1000, not '99999999999999999999'" },
+        { "--batch", "99999999999999999999",
+          "--batch takes a whole number of at least 1, at most 1000, not '99999999999999999999'" },
         { "--steps", "many", "--steps takes a whole number of at least 1, not 'many'" },
         { "--steps", " 3", "--steps takes a whole number of at least 1, not ' 3'" },
         { "--seed", "-1", "--seed takes a whole number of at least 0, not '-1'" },
@@ -77,8 +78,10 @@ START_TEST(test_wrong_values_say_what_is_right)
         { "--lr", "inf", "--lr takes a number above 0, not 'inf'" },
         { "--clip", "-0.5", "--clip takes a number of at least 0, not '-0.5'" },
         { "--dropout", "1", "--dropout takes a number from 0 to below 1, not '1'" },
-        { "--hidden", "8,", "--hidden takes whole numbers of at least 1 with commas between them, as 1024,1024, not '8,'" },
-        { "--hidden", "8,0", "--hidden takes whole numbers of at least 1 with commas between them, as 1024,1024, not '8,0'" },
+        { "--hidden", "8,",
+          "--hidden takes whole numbers of at least 1 with commas between them, as 1024,1024, not '8,'" },
+        { "--hidden", "8,0",
+          "--hidden takes whole numbers of at least 1 with commas between them, as 1024,1024, not '8,0'" },
         { "--device", "gpu", "--device takes one of cpu|cuda, not 'gpu'" },
         { "--device", "cpu|cuda", "--device takes one of cpu|cuda, not 'cpu|cuda'" },
         { "--out", "", "--out takes a text that is not empty, not ''" },
@@ -109,7 +112,8 @@ END_TEST
 START_TEST(test_a_flag_of_another_command_is_refused)
 {
     run_flags f = open_flags(RUN_EVAL);
-    ck_assert_str_eq(parse(&f, "--resume", NULL), "--resume is no flag of 'mlp train': leave it out, or see 'mlp train --help'");
+    ck_assert_str_eq(parse(&f, "--resume", NULL),
+                     "--resume is no flag of 'mlp train': leave it out, or see 'mlp train --help'");
     run_flags_free(&f);
 }
 END_TEST
@@ -207,7 +211,8 @@ static data_set *small_set(td_context *td)
 {
     for (int i = 0; i < SAMPLES; i++) {
         labels[i] = i % CLASSES;
-        for (int f = 0; f < FEATURES; f++) features[i][f] = (float)check_normal((uint64_t)(i * FEATURES + f)) + (float)(labels[i] == f);
+        for (int f = 0; f < FEATURES; f++)
+            features[i][f] = (float)check_normal((uint64_t)(i * FEATURES + f)) + (float)(labels[i] == f);
     }
     data_array arrays[] = {
         { .name = "x", .dtype = TD_F32, .shape = TD_SHAPE(SAMPLES, FEATURES), .data = features },
@@ -233,8 +238,15 @@ static small_model make_small(td_context *td, int64_t width)
                           td_parameter(root, "out", TD_SHAPE(CLASSES, width), td_init_uniform(0.4)) };
 }
 
+static opt_optimizer *adamw(td_module root)
+{
+    return opt_adamw(root, &(opt_adamw_options){ .decay = 0.01, .max_norm = 1 });
+}
+static opt_optimizer *plain_sgd(td_module root) { return opt_sgd(root, NULL); }
+
 /* Trains with the flags given, one string with blanks between; keeps each update's loss. Returns the exit status. */
-static int train(const char *flags, int64_t width, double *losses, int64_t *updates)
+static int train_by(opt_optimizer *(*optimizer)(td_module), const char *flags, int64_t width, double *losses,
+                    int64_t *updates)
 {
     char text[512], *argv[40] = { "small" };
     int argc = 1;
@@ -244,7 +256,7 @@ static int train(const char *flags, int64_t width, double *losses, int64_t *upda
     run_loop *run = run_open(&argc, &arguments, &(run_defaults){ .name = "small", .batch = 12, .lr = 0.05 });
     td_context *td = run_context(run);
     small_model m = make_small(td, width);
-    opt_optimizer *opt = opt_adamw(td_root(td), &(opt_adamw_options){ .decay = 0.01, .max_norm = 1 });
+    opt_optimizer *opt = optimizer(td_root(td));
     run_train_on(run, small_set(td));
     bool stepped = false;
     for (data_batch b; run_next(run, &b);) {
@@ -257,6 +269,11 @@ static int train(const char *flags, int64_t width, double *losses, int64_t *upda
     return run_close(run);
 }
 
+static int train(const char *flags, int64_t width, double *losses, int64_t *updates)
+{
+    return train_by(adamw, flags, width, losses, updates);
+}
+
 START_TEST(test_the_loop_is_backward_step_and_nothing_else)
 {
     double losses[6], expected[6];
@@ -266,9 +283,10 @@ START_TEST(test_the_loop_is_backward_step_and_nothing_else)
 
     td_context *td = td_open(&(td_options){ .dtype = TD_F64, .seed = 3, .threads = 1 });
     small_model m = make_small(td, 5);
-    opt_optimizer *opt = opt_adamw(td_root(td), &(opt_adamw_options){ .decay = 0.01, .max_norm = 1 });
+    opt_optimizer *opt = adamw(td_root(td));
     data_set *set = small_set(td);
-    data_loader *loader = data_loader_open(td, set, &(data_loader_options){ .batch = 12, .seed = 3, .shuffle = true, .dtype = TD_F64 });
+    data_loader *loader = data_loader_open(
+        td, set, &(data_loader_options){ .batch = 12, .seed = 3, .shuffle = true, .dtype = TD_F64 });
     for (int step = 0; step < 6; step++) {
         data_batch b;
         ck_assert(data_next(loader, &b));
@@ -408,20 +426,37 @@ static void with_more(td_context *td)
     td_parameter(td_root(td), "more", TD_SHAPE(2), td_init_constant(0));
 }
 
-static void with_less(td_context *td) { td_parameter(td_root(td), "hidden", TD_SHAPE(5, FEATURES), td_init_constant(0)); }
+static void with_less(td_context *td)
+{
+    td_parameter(td_root(td), "hidden", TD_SHAPE(5, FEATURES), td_init_constant(0));
+}
 static void with_other_shape(td_context *td) { make_small(td, 7); }
 
 START_TEST(test_a_checkpoint_that_does_not_fit_names_what_differs)
 {
     clean("fits");
     ck_assert_int_eq(train("--steps 2 --out fits", 5, NULL, NULL), 0);
-    ck_assert_str_eq(restore_error("fits", with_more), "fits/checkpoints/step-2: does not hold 'more', which this model has");
-    ck_assert_str_eq(restore_error("fits", with_less),
-                     "fits/checkpoints/step-2: holds 'out', which this model has not: give the flags it was trained with");
-    ck_assert_str_eq(restore_error("fits", with_other_shape),
-                     "fits/checkpoints/step-2: 'hidden' has shape (5, 6) there and (7, 6) here: give the sizes it was trained with");
+    ck_assert_str_eq(restore_error("fits", with_more),
+                     "fits/checkpoints/step-2: does not hold 'more', which this model has");
+    ck_assert_str_eq(
+        restore_error("fits", with_less),
+        "fits/checkpoints/step-2: holds 'out', which this model has not: give the flags it was trained with");
+    ck_assert_str_eq(
+        restore_error("fits", with_other_shape),
+        "fits/checkpoints/step-2: 'hidden' has shape (5, 6) there and (7, 6) here: give the sizes it was trained with");
     ck_assert_str_eq(restore_error("nowhere", with_more),
                      "nowhere/checkpoints holds no complete checkpoint: train with --out nowhere first");
+}
+END_TEST
+
+START_TEST(test_a_checkpoint_without_the_optimizers_moments_is_refused)
+{
+    clean("sgd");
+    ck_assert_int_eq(train_by(plain_sgd, "--steps 2 --out sgd", 5, NULL, NULL), 0);
+    ck_assert_int_eq(train("--steps 4 --resume --out sgd", 5, NULL, NULL), 1);
+    ck_assert_int_eq(run_latest("sgd"), 2);
+    ck_assert_int_eq(train_by(plain_sgd, "--steps 4 --resume --out sgd", 5, NULL, NULL), 0);
+    ck_assert_int_eq(run_latest("sgd"), 4);
 }
 END_TEST
 
@@ -440,7 +475,9 @@ TESTS("run", test_flags_take_both_forms, test_wrong_values_say_what_is_right, te
       test_a_flag_of_another_command_is_refused, test_the_command_line_wins_over_files_and_they_over_defaults,
       test_a_wrong_config_names_file_and_flag, test_what_is_saved_reads_back_the_same,
       test_the_loop_is_backward_step_and_nothing_else, test_the_loss_of_an_update_is_the_mean_of_its_micro_batches,
-      test_epochs_are_counted_in_whole_batches, test_a_resumed_run_is_the_same_to_the_bit, test_lines_after_the_checkpoint_are_cut,
-      test_the_last_three_checkpoints_are_kept, test_a_checkpoint_without_manifest_is_none,
-      test_another_run_in_the_same_place_moves_checkpoints_aside, test_a_checkpoint_that_does_not_fit_names_what_differs,
+      test_epochs_are_counted_in_whole_batches, test_a_resumed_run_is_the_same_to_the_bit,
+      test_lines_after_the_checkpoint_are_cut, test_the_last_three_checkpoints_are_kept,
+      test_a_checkpoint_without_manifest_is_none, test_another_run_in_the_same_place_moves_checkpoints_aside,
+      test_a_checkpoint_that_does_not_fit_names_what_differs,
+      test_a_checkpoint_without_the_optimizers_moments_is_refused,
       test_a_damaged_checkpoint_is_an_error_that_names_the_file)

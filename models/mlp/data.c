@@ -1,4 +1,4 @@
-/* Images in IDX files, or a table in a CSV file. A table has no test data of its own: every tenth row is kept for it. */
+/* Images in IDX files, or a table in a CSV file, of which every tenth row is kept for testing. */
 #include <errno.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -61,8 +61,9 @@ data_set *mlp_images_or_table(run_loop *run, const char *split)
     struct stat status;
     if (!strcmp(split, "random")) return random_images(run);
     if (!*path) {
-        td_fail(td, TD_ERROR_USAGE, "--data is needed: a directory of IDX files or a CSV file (Debian's dataset-fashion-mnist is in "
-                                    "/usr/share/datasets/fashion-mnist), or --task regress");
+        td_fail(td, TD_ERROR_USAGE,
+                "--data is needed: a directory of IDX files or a CSV file (Debian's dataset-fashion-mnist is in "
+                "/usr/share/datasets/fashion-mnist), or --task regress");
         return NULL;
     }
     if (stat(path, &status)) {
@@ -71,6 +72,8 @@ data_set *mlp_images_or_table(run_loop *run, const char *split)
     }
     int64_t classes = run_flag_whole(run, "classes");
     if (S_ISDIR(status.st_mode)) return data_idx_with(td, path, split, &(data_idx_options){ .classes = classes });
-    data_csv_options options = { .target_column = run_flag_whole(run, "target"), .classes = classes, .scale = run_flag_number(run, "scale") };
+    data_csv_options options = { .target_column = run_flag_whole(run, "target"),
+                                 .classes = classes,
+                                 .scale = run_flag_number(run, "scale") };
     return split_table(data_csv(td, path, &options), !strcmp(split, "test"));
 }

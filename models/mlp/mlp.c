@@ -3,7 +3,8 @@
  *     classify    784-1024-1024-10 on images or a table, cross-entropy          1,863,690 parameters
  *     regress     10-64-64-1 with dropout 0.2 on a teacher's function, MSE          4,929 parameters
  *
- * Parameters are named as in a PyTorch Sequential of Linear, ReLU, Dropout, ...: net.0.weight, net.0.bias, net.3.weight ...
+ * Parameters are named as in a PyTorch Sequential of Linear, ReLU, Dropout, ...: net.0.weight, net.0.bias,
+ * net.3.weight ...
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -114,25 +115,30 @@ static int mlp_measure(void *model, const data_batch *b, run_metric out[RUN_METR
 }
 
 static const run_flag mlp_flags[] = {
-    { .name = "task", .kind = RUN_CHOICE, .choices = "classify|regress", .standard = "classify", .help = "what is learned" },
-    { .name = "hidden", .kind = RUN_COUNTS, .most = 1 << 24, .help = "sizes of the hidden layers (1024,1024; regress: 64,64)" },
-    { .name = "dropout", .kind = RUN_FRACTION, .help = "share of hidden values set to 0 (0; regress: 0.2)" },
-    { .name = "classes", .kind = RUN_COUNT, .standard = "10", .most = 1 << 24, .help = "labels are 0 to N - 1" },
-    { .name = "scale", .kind = RUN_POSITIVE, .standard = "1", .help = "factor on a table's features", .commands = RUN_TRAIN | RUN_EVAL },
-    { .name = "target", .kind = RUN_COUNT, .help = "column of a table's labels, from 1 (the last)", .commands = RUN_TRAIN | RUN_EVAL },
+    { .name = "task", .kind = RUN_CHOICE, .choices = "classify|regress", .standard = "classify",
+      .help = "what is learned" },
+    { .name = "hidden", .kind = RUN_COUNTS, .most = 1 << 24,
+      .help = "sizes of the hidden layers (1024,1024; regress: 64,64)" },
+    { .name = "dropout", .kind = RUN_FRACTION,
+      .help = "share of hidden values set to 0 (0; regress: 0.2)" },
+    { .name = "classes", .kind = RUN_COUNT, .standard = "10", .most = 1 << 24,
+      .help = "labels are 0 to N - 1" },
+    { .name = "scale", .kind = RUN_POSITIVE, .standard = "1", .commands = RUN_TRAIN | RUN_EVAL,
+      .help = "factor on a table's features" },
+    { .name = "target", .kind = RUN_COUNT, .commands = RUN_TRAIN | RUN_EVAL,
+      .help = "column of a table's labels, from 1 (the last)" },
     RUN_OPTIMIZER_FLAGS("adamw"),
     { 0 }
 };
 
-int main(int argc, char **argv)
-{
-    return run_main(argc, argv, &(run_model){
-        .about = "mlp: a multi-layer perceptron on images (a directory of IDX files), a table (CSV), or a made-up function",
-        .defaults = { .name = "mlp", .batch = 128, .epochs = 3, .lr = 1e-3, .schedule = "cosine", .flags = mlp_flags },
-        .data = mlp_data,
-        .make = mlp_make,
-        .free = free,
-        .loss = mlp_loss,
-        .measure = mlp_measure,
-    });
-}
+static const run_model mlp_model = {
+    .about = "mlp: a multi-layer perceptron on images (IDX files), a table (CSV), or a made-up function",
+    .defaults = { .name = "mlp", .batch = 128, .epochs = 3, .lr = 1e-3, .schedule = "cosine", .flags = mlp_flags },
+    .data = mlp_data,
+    .make = mlp_make,
+    .free = free,
+    .loss = mlp_loss,
+    .measure = mlp_measure,
+};
+
+int main(int argc, char **argv) { return run_main(argc, argv, &mlp_model); }

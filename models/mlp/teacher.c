@@ -7,7 +7,8 @@
 
 #include "models/mlp/mlp.h"
 
-enum { FEATURES = 10, WIDTH = 64, TRAIN_ROWS = 5000, TEST_ROWS = 1000, ROWS = TRAIN_ROWS + TEST_ROWS, TEACHER_SEED = 1 };
+enum { FEATURES = 10, WIDTH = 64, TRAIN_ROWS = 5000, TEST_ROWS = 1000, ROWS = TRAIN_ROWS + TEST_ROWS };
+enum { TEACHER_SEED = 1 };
 
 typedef struct teacher_set {
     data_set set;
