@@ -224,12 +224,16 @@ void td_set_updates(td_context *td, int64_t updates)
 
 td_dtype td_compute_dtype(const td_context *td) { return td->options.dtype; }
 
+bool td_is_eager(const td_context *td) { return td->options.eager; }
+const char *td_passes(const td_context *td) { return td->options.passes ? td->options.passes : ""; }
+
 void *td_attachment(td_context *td, size_t bytes)
 {
-    if (td->attachment) {
+    if (td->attachment && td->has_parallel) {
         td_fail(td, TD_ERROR_USAGE, "the context has joined a world already");
         return NULL;
     }
+    td_free(td, td->attachment, td->attachment_bytes, "host"); /* of an attempt that failed */
     td->attachment = td_alloc(td, bytes, "host");
     if (!td->attachment) return NULL;
     memset(td->attachment, 0, bytes);
@@ -242,7 +246,7 @@ const td_mesh *td_context_mesh(const td_context *td) { return &td->mesh; }
 bool td_set_parallel(td_context *td, const td_parallel *parallel)
 {
     if (td->error != TD_OK) return false;
-    for (uint32_t u = 0; u < td->unit_count; u++) {
+    if (td->unit_count) {
         td_fail(td, TD_ERROR_USAGE, "td_set_parallel: state is laid out already; choose the strategy before the first step");
         return false;
     }

@@ -147,7 +147,7 @@ TD_API uint64_t td_seed(const td_context *td);
 TD_API td_dtype td_float(const td_context *td);           /* dtype of parameters: TD_F32, or TD_F64 under TD_F64 */
 TD_API int td_threads(const td_context *td);
 
-/* Number of optimizer updates done; the counter of random draws. Setting it is for resuming. */
+/* Steps done that held an update; the counter of random draws. Setting it is for resuming. */
 TD_API int64_t td_updates(const td_context *td);
 TD_API void td_set_updates(td_context *td, int64_t updates);
 

@@ -5,8 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 
-static td_tensor failed_tensor(td_context *td) { return (td_tensor){ .td = td, .id = TD_NONE }; }
-
 bool td_failed(td_tensor t) { return t.id == TD_NONE; }
 td_context *td_tensor_context(td_tensor t) { return t.td; }
 td_tensor td_output(td_tensor first, int k) { return td_failed(first) ? first : (td_tensor){ first.td, first.id + (uint32_t)k, first.generation }; }
@@ -36,9 +34,12 @@ static uint64_t op_hash(td_context *td, const td_op *op)
 static bool check_input(td_context *td, const td_op *op, td_here here, int i, td_tensor t)
 {
     const td_program *p = td->program;
-    if (t.td == td && t.generation == p->generation && t.id < p->value_count) return true;
-    if (td->error != TD_OK || td_failed(t)) return false;
-    const char *why = t.td != td ? "belongs to another context"
+    bool known = t.td == td && t.generation == p->generation && t.id < p->value_count;
+    bool flat = known && td_producer(p, t.id)->op == &td_op_gradients && op != &td_op_gradient_norm && op != &td_op_update;
+    if (known && !flat) return true;
+    const char *why = flat         ? "is what td_gradients gave: only td_gradient_norm and td_update read it"
+                      : td_failed(t) ? "failed in a step whose error was cleared"
+                      : t.td != td   ? "belongs to another context"
                       : t.generation < p->generation ? "was recorded in an earlier step; values live until td_step, keep a state or record it again"
                                                      : "is not a value of this step";
     td_fail(td, TD_ERROR_USAGE, "%s: input %d %s %s", op->name, i, why, td_location(td, td->module, here.file, here.line));
@@ -74,11 +75,22 @@ static void fold(td_program *p, td_node *n)
 
 enum { FEW_INPUTS = 8 };
 
+/* Sizes that cannot be: negative ones, or bytes beyond 63 bits. */
+static bool check_outputs(const td_call *call)
+{
+    for (int k = 0; k < call->outputs; k++) {
+        char text[TD_SHAPE_TEXT];
+        if (td_shape_possible(call->out[k].shape, (td_dtype)call->out[k].dtype)) continue;
+        return td_call_fail(call, "a value of shape %s cannot be", td_shape_text(call->out[k].shape, text));
+    }
+    return true;
+}
+
 static td_tensor append_call(td_program *p, const td_call *call, td_here here, const td_tensor *in)
 {
     td_context *td = p->td;
     td_node *n = td_append(p, call->inputs, call->outputs, call->attr_bytes);
-    if (!n) return failed_tensor(td);
+    if (!n) return td_no_tensor(td);
     n->op = call->op;
     n->file = here.file;
     n->line = here.line;
@@ -93,16 +105,16 @@ static td_tensor append_call(td_program *p, const td_call *call, td_here here, c
         v->output = (uint16_t)k;
     }
     if (p == &td->recording) fold(p, n);
-    return call->outputs ? (td_tensor){ .td = td, .id = n->output, .generation = p->generation } : failed_tensor(td);
+    return call->outputs ? (td_tensor){ .td = td, .id = n->output, .generation = p->generation } : td_no_tensor(td);
 }
 
 td_tensor td_record_sized(td_context *td, const td_op *op, td_here here, int n, const td_tensor *in, const void *attr, size_t attr_bytes)
 {
-    if (td->error != TD_OK) return failed_tensor(td);
+    if (td->error != TD_OK) return td_no_tensor(td);
     td_program *p = td->program;
     const td_value *few[FEW_INPUTS], **values = few;
-    if (n > FEW_INPUTS && !(values = td_alloc(td, (size_t)n * sizeof *values, "program"))) return failed_tensor(td);
-    td_tensor result = failed_tensor(td);
+    if (n > FEW_INPUTS && !(values = td_alloc(td, (size_t)n * sizeof *values, "program"))) return td_no_tensor(td);
+    td_tensor result = td_no_tensor(td);
     bool good = true;
     for (int i = 0; i < n && good; i++) {
         good = check_input(td, op, here, i, in[i]);
@@ -111,7 +123,7 @@ td_tensor td_record_sized(td_context *td, const td_op *op, td_here here, int n, 
     td_value out[TD_CALL_OUTPUTS];
     out[0] = (td_value){ 0 };
     td_call call = { .td = td, .op = op, .attr = attr, .attr_bytes = attr_bytes, .inputs = n, .in = values, .outputs = 1, .out = out };
-    if (good && !op->shape(&call))
+    if (good && !(op->shape(&call) && check_outputs(&call)))
         locate_error(td, here);
     else if (good)
         result = append_call(p, &call, here, in);
@@ -122,17 +134,17 @@ td_tensor td_record_sized(td_context *td, const td_op *op, td_here here, int n, 
 
 td_tensor td_record(const td_op *op, td_here here, int n, const td_tensor *in, const void *attr)
 {
-    return td_record_sized(in[0].td, op, here, n, in, attr, op->attr_bytes);
+    return in[0].td ? td_record_sized(in[0].td, op, here, n, in, attr, op->attr_bytes) : td_no_tensor(NULL);
 }
 
 td_shape td_shape_at(td_tensor t)
 {
-    const td_program *p = t.td->program;
-    return t.generation == p->generation && t.id < p->value_count ? p->values[t.id].shape : (td_shape){ 0 };
+    const td_program *p = t.td ? t.td->program : NULL;
+    return p && t.generation == p->generation && t.id < p->value_count ? p->values[t.id].shape : (td_shape){ 0 };
 }
 
 td_dtype td_dtype_at(td_tensor t)
 {
-    const td_program *p = t.td->program;
-    return t.generation == p->generation && t.id < p->value_count ? (td_dtype)p->values[t.id].dtype : TD_F32;
+    const td_program *p = t.td ? t.td->program : NULL;
+    return p && t.generation == p->generation && t.id < p->value_count ? (td_dtype)p->values[t.id].dtype : TD_F32;
 }

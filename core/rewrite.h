@@ -363,10 +363,9 @@ TD_API void td_update_at(const td_update_call *call, td_here here);
 
 /* ---- Strategies and transports -------------------------------------------------------------------------- */
 
-/* Where marks of the program want values: filled from the strategy's row. */
+/* How units are stored. */
 typedef struct td_strategy_places {
-    td_placement parameter, gradient, optimizer_gradient, moment, accumulator;
-    bool gradient_as_is;                      /* no conversion at the end of each backward */
+    td_placement parameter, moment, accumulator;
 } td_strategy_places;
 
 /* What parallel/ gives the core; installed before the first step. Functions return false after td_fail. */
@@ -391,6 +390,8 @@ TD_API const td_mesh *td_context_mesh(const td_context *td);
 /* Zeroed memory that is freed with the context: for `self`. NULL after an error. One a context. */
 TD_API void *td_attachment(td_context *td, size_t bytes);
 TD_API td_dtype td_compute_dtype(const td_context *td);     /* of matrix products: options.dtype */
+TD_API bool td_is_eager(const td_context *td);
+TD_API const char *td_passes(const td_context *td);          /* rewrites left out, as options.passes or TD_PASSES; "" */
 
 /* Collectives among the ranks of one mesh axis. Counts are elements of one rank's part; buffers may be in place where
  * noted. Each returns false after it has said why through `fail` (a rank died, a deadline passed). Sums are taken in

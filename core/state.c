@@ -42,8 +42,7 @@ static td_state declare(td_context *td, const char *path, const char *name, td_s
         td_fail(td, TD_ERROR_USAGE, "a state of '%s' needs a name", path);
         return failed_state(td);
     }
-    bool possible = entry.shape.rank >= 0 && (unsigned)entry.dtype < TD_DTYPES;
-    for (int64_t d = 0; d < entry.shape.rank; d++) possible = possible && entry.shape.dim[d] >= 0;
+    bool possible = td_shape_possible(entry.shape, entry.dtype) && entry.dtype != TD_BF16 && entry.dtype != TD_F16;
     size_t bytes = strlen(path) + strlen(name) + 2;
     char *full = td_alloc(td, bytes, "host");
     if (!full) return failed_state(td);
@@ -53,7 +52,8 @@ static td_state declare(td_context *td, const char *path, const char *name, td_s
     td_free(td, full, bytes, "host");
     if (!entry.name) return failed_state(td);
     if (!possible)
-        td_fail(td, TD_ERROR_USAGE, "state '%s': shape %s cannot be", entry.name, td_shape_text(entry.shape, shape));
+        td_fail(td, TD_ERROR_USAGE, "state '%s': %s %s cannot be stored; states are f32, f64, i32, i64 or u8", entry.name, td_dtype_name(entry.dtype),
+                td_shape_text(entry.shape, shape));
     else if (td_state_named(td, entry.name).id != TD_NONE)
         td_fail(td, TD_ERROR_USAGE, "state '%s' exists already; every state of a module needs its own name", entry.name);
     if (td->error != TD_OK || !td_grow(td, (void **)&td->states, &td->state_room, td->state_count + 1, sizeof *td->states, "host")) {
@@ -399,9 +399,9 @@ static char *elements_at(td_state s, int64_t begin, int64_t count, const char *v
     if (!td_state_owned(s, &from, &to)) return NULL;
     td_context *td = s.td;
     const td_state_entry *e = &td->states[s.id];
-    if (count < 0 || begin < 0 || begin + count > e->elements) {
+    if (count < 0 || begin < 0 || count > e->elements || begin > e->elements - count) {
         td_fail(td, TD_ERROR_USAGE, "%s: elements %lld to %lld of '%s' do not exist: it has %lld", verb, (long long)begin,
-                (long long)(begin + count), e->name, (long long)e->elements);
+                (long long)((uint64_t)begin + (uint64_t)count), e->name, (long long)e->elements);
         return NULL;
     }
     if (count && (begin < from || begin + count > to)) {

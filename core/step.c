@@ -215,21 +215,34 @@ static bool keep_plan(td_context *td, td_planned *plan)
     return true;
 }
 
-/* Two recordings part at the first node that differs; a call site where a third plan parts is told once. */
+/* The first node at which a recording and an older one part; TD_NONE: one is the beginning of the other. */
+static uint32_t parting(const td_program *r, const td_program *old)
+{
+    uint32_t n = 0;
+    while (n < r->node_count && n < old->node_count && r->nodes[n].hash == old->nodes[n].hash) n++;
+    return n < r->node_count && n < old->node_count ? n : TD_NONE;
+}
+
+/* Told once, when a call site gives a third plan: two older recordings part from this one there, and from each other. */
 static void warn_of_many_plans(td_context *td)
 {
-    uint32_t longest = 0, shared_by = 0;
     const td_program *r = &td->recording;
-    for (uint32_t i = 0; i < td->plan_count; i++) {
-        const td_program *old = &td->plans[i]->recording;
-        uint32_t n = 0;
-        while (n < r->node_count && n < old->node_count && r->nodes[n].hash == old->nodes[n].hash) n++;
-        if (n == r->node_count || n == old->node_count) continue;
-        if (n > longest || !shared_by) shared_by = 0, longest = n;
-        shared_by += n == longest;
-    }
-    if (shared_by != 2) return;
-    const td_node *n = &r->nodes[longest];
+    uint32_t at = 0, ways = 0;
+    uint64_t seen[2];
+    for (int pass = 0; pass < 2; pass++) /* first where the latest parting is, then how many ways lead from there */
+        for (uint32_t i = 0; i < td->plan_count; i++) {
+            const td_program *old = &td->plans[i]->recording;
+            uint32_t n = td->plans[i]->purpose == TD_FOR_STEP ? parting(r, old) : TD_NONE;
+            if (n == TD_NONE) continue;
+            if (pass == 0 && n > at) at = n;
+            if (pass == 0 || n != at) continue;
+            uint64_t hash = old->nodes[n].hash;
+            bool known = (ways > 0 && seen[0] == hash) || (ways > 1 && seen[1] == hash);
+            if (!known && ways < 2) seen[ways] = hash;
+            ways += !known;
+        }
+    if (ways != 2) return;
+    const td_node *n = &r->nodes[at];
     char shape[TD_SHAPE_TEXT] = "";
     if (n->outputs) td_shape_text(r->values[n->output].shape, shape);
     td_message(td, TD_LOG_WARNING, "a third plan was made because %s %s differs from step to step %s; sizes and attributes that vary are planned "

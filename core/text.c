@@ -39,6 +39,15 @@ int64_t td_shape_elements(td_shape shape)
     return n;
 }
 
+bool td_shape_possible(td_shape shape, td_dtype dtype)
+{
+    int64_t bytes = td_dtype_size(dtype);
+    bool possible = shape.rank >= 0 && shape.rank <= TD_MAX_DIMS && bytes;
+    for (int64_t i = 0; i < shape.rank && possible; i++) /* without a size of 0 too, so that products of some sizes fit */
+        possible = shape.dim[i] >= 0 && !__builtin_mul_overflow(bytes, shape.dim[i] ? shape.dim[i] : 1, &bytes);
+    return possible;
+}
+
 bool td_shape_equal(td_shape a, td_shape b)
 {
     if (a.rank != b.rank) return false;

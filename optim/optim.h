@@ -85,6 +85,7 @@ TD_API void opt_step_at(opt_optimizer *opt, double rate, td_here here);
 /* The gradient's 2-norm before clipping, of the latest opt_step: a kept scalar. Error and a failed tensor: no opt_step
  * yet, or neither max_norm nor track_norm was given. */
 TD_API td_tensor opt_gradient_norm(const opt_optimizer *opt);
+TD_API bool opt_has_norm(const opt_optimizer *opt);       /* clips or tracks: opt_gradient_norm can be had */
 
 /* ---- Schedules ------------------------------------------------------------------------------------------ */
 

@@ -196,6 +196,8 @@ void opt_step_at(opt_optimizer *opt, double rate, td_here here)
     td_leave(opt->module);
 }
 
+bool opt_has_norm(const opt_optimizer *opt) { return opt->has_norm; }
+
 td_tensor opt_gradient_norm(const opt_optimizer *opt)
 {
     if (opt->norm.id != TD_NONE) return opt->norm;

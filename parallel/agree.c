@@ -27,7 +27,7 @@ static uint64_t mix(uint64_t h)
     return h ^ h >> 31;
 }
 
-static uint64_t text_hash(const char *text)
+uint64_t par_text_hash(const char *text)
 {
     uint64_t h = 0;
     for (; *text; text++) h = mix(h + (unsigned char)*text + 1);
@@ -39,7 +39,7 @@ void par_agree_options(par_world *world, int rank, const char *options)
     par_local *me = par_local_at(world, rank);
     if (!me) return;
     snprintf(me->options, sizeof me->options, "%s", options);
-    me->options_hash = text_hash(options);
+    me->options_hash = par_text_hash(options);
 }
 
 /* "mul (64, 10) f32 at model.c:41". Long paths lose their beginning. */

@@ -7,7 +7,7 @@
 static td_placement on_data_axis(const td_mesh *mesh, int kind)
 {
     td_placement place = { .kind = { 0 } };
-    for (int a = 0; a < mesh->axes; a++) place.kind[a] = (int8_t)(kind == PAR_AS_IS ? TD_REPLICATED : kind);
+    for (int a = 0; a < mesh->axes; a++) place.kind[a] = (int8_t)kind;
     return place;
 }
 
@@ -45,12 +45,11 @@ static bool check(td_context *td, const par_world *world, int rank, const char *
 static void tell_options(par_attached *a, td_context *td, uint64_t *hash)
 {
     char text[PAR_OPTIONS_BYTES];
-    snprintf(text, sizeof text, "world=%d strategy=%s dtype=%s seed=%llu bucket=%lld units=%s prefetch=%d", par_world_size(a->world),
-             a->strategy->name, td_dtype_name(td_compute_dtype(td)), (unsigned long long)td_seed(td), (long long)a->options.bucket_bytes,
-             a->options.units ? a->options.units : "modules", a->options.prefetch);
-    uint64_t h = 1469598103934665603u;
-    for (const char *c = text; *c; c++) h = (h ^ (unsigned char)*c) * 1099511628211u;
-    *hash = h;
+    const char *units = a->options.units ? a->options.units : "modules", *passes = td_passes(td);
+    snprintf(text, sizeof text, "world=%d strategy=%s dtype=%s seed=%llu bucket=%lld prefetch=%d passes=%s units_hash=%llx units=%s",
+             par_world_size(a->world), a->strategy->name, td_dtype_name(td_compute_dtype(td)), (unsigned long long)td_seed(td),
+             (long long)a->options.bucket_bytes, a->options.prefetch, *passes ? passes : "all", (unsigned long long)par_text_hash(units), units);
+    *hash = par_text_hash(text);
     if (a->world->segment) par_agree_options(a->world, a->rank, text);
 }
 
@@ -60,9 +59,15 @@ bool par_attach(td_context *td, par_world *world, int rank, const par_options *o
     int ranks = par_world_size(world);
     const char *name = options && options->strategy ? options->strategy : ranks > 1 ? "ddp" : "single";
     if (!check(td, world, rank, name)) return false;
-    par_attached *a = td_attachment(td, sizeof *a);
+    if (td_is_eager(td) && ranks > 1) {
+        td_fail(td, TD_ERROR_UNSUPPORTED, "TD_EAGER is for one rank: run with --ranks 1 to find the operation");
+        return false;
+    }
+    size_t units_bytes = options && options->units ? strlen(options->units) + 1 : 0;
+    par_attached *a = td_attachment(td, sizeof *a + units_bytes);
     if (!a) return false;
     *a = (par_attached){ .td = td, .world = world, .rank = rank, .strategy = par_strategy_named(name), .options = options ? *options : (par_options){ 0 } };
+    if (units_bytes) a->options.units = memcpy(a + 1, options->units, units_bytes);
     td_parallel parallel = {
         .self = a, .mesh = { .axes = ranks > 1, .name = { "data" }, .size = { ranks }, .at = { rank }, .rank = rank, .world = ranks },
         .unit_multiple = ranks, .choose_units = par_choose_units, .place = par_place_pass, .schedule = par_schedule_pass, .failed = failed,
@@ -74,9 +79,8 @@ bool par_attach(td_context *td, par_world *world, int rank, const par_options *o
     parallel.transport = &a->transport;
     const par_strategy *s = a->strategy;
     parallel.places = (td_strategy_places){
-        .parameter = on_data_axis(&parallel.mesh, s->parameter), .gradient = on_data_axis(&parallel.mesh, s->gradient),
-        .optimizer_gradient = on_data_axis(&parallel.mesh, s->optimizer_gradient), .moment = on_data_axis(&parallel.mesh, s->moment),
-        .accumulator = on_data_axis(&parallel.mesh, s->accumulator), .gradient_as_is = s->gradient == PAR_AS_IS,
+        .parameter = on_data_axis(&parallel.mesh, s->parameter), .moment = on_data_axis(&parallel.mesh, s->moment),
+        .accumulator = on_data_axis(&parallel.mesh, s->accumulator),
     };
     tell_options(a, td, &parallel.options_hash);
     return td_set_parallel(td, &parallel);

@@ -27,7 +27,6 @@ static void print_axis(const td_program *p, const td_node *n, char *to, size_t r
 }
 
 
-
 /* ---- Parts along a dimension other than the first */
 
 typedef struct parts {

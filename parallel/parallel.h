@@ -76,8 +76,6 @@ TD_API bool par_launched(void);   /* this process is a rank that par_launch star
  * calls may be NULL. */
 TD_API int64_t par_sent(const par_world *world, int rank, int64_t *calls);
 
-/* ---- For strategies (convert.c, place.c): the table row ------------------------------------------------------ */
-
 #ifdef __cplusplus
 }
 #endif

@@ -28,7 +28,6 @@ typedef struct placer {
     td_program *out;
     td_id *map;                               /* value of in -> of out, TD_NONE if it is made on demand */
     char *deferred;                           /* node of in */
-    char *live;
     memo *memos;
     uint32_t memo_count, memo_mask;
     void *memory;
@@ -41,7 +40,7 @@ static const td_placement replicated;
 
 static bool is_unit_view(const td_node *n)
 {
-    return (n->op->flags & TD_OP_VIEW) || n->op == &td_op_cast || !strcmp(n->op->name, "transpose");
+    return (n->op->flags & TD_OP_VIEW) || n->op == &td_op_cast || n->op == &td_op_transpose;
 }
 
 static bool input_deferred(const placer *pl, const td_node *n, uint32_t i)
@@ -102,11 +101,17 @@ static bool remember(placer *pl, td_id v, td_placement place, uint32_t phase, td
 static bool is_root_unit(const placer *pl, td_id v)
 {
     const td_node *n = td_producer(pl->in, v);
-    return n->op == &td_op_unit && pl->td != NULL && td_unit_at(pl->td, ((const td_unit_attr *)td_node_attr(pl->in, n))->unit)->root;
+    return n->op == &td_op_unit && td_unit_at(pl->td, ((const td_unit_attr *)td_node_attr(pl->in, n))->unit)->root;
 }
 
-/* A unit that stays gathered is the same in the backward. */
-static uint32_t phase_key(const placer *pl, td_id v, uint32_t phase) { return is_root_unit(pl, v) ? phase & ~1u : phase; }
+/* What is made for one phase is made again for another, but for units that stay gathered between forward and backward, and for
+ * computed values, which are converted once. */
+static uint32_t phase_key(const placer *pl, td_id v, uint32_t phase)
+{
+    const td_node *n = td_producer(pl->in, v);
+    if (!pl->deferred[pl->in->values[v].node] && n->op != &td_op_unit) return 0;
+    return is_root_unit(pl, v) ? phase & ~1u : phase;
+}
 
 static void rule_of(const td_program *p, const td_node *n, td_place_rule *rule)
 {
@@ -163,7 +168,10 @@ static td_id make_deferred(placer *pl, td_id v, td_placement want, const td_node
         return made == TD_NONE ? TD_NONE : par_convert(pl->out, made, want, reader);
     }
     td_id inputs[FEW];
-    if (n.inputs > FEW) return TD_NONE;
+    if (n.inputs > FEW) {
+        td_fail(pl->td, TD_ERROR_UNSUPPORTED, "place: %s has %u inputs, at most %d can be made where they are read", n.op->name, n.inputs, FEW);
+        return TD_NONE;
+    }
     for (uint32_t i = 0; i < n.inputs; i++) {
         inputs[i] = need(pl, pl->in->inputs[n.input + i], input_for(pl, &n, &rule, i, want), reader);
         if (inputs[i] == TD_NONE) return TD_NONE;
@@ -190,10 +198,6 @@ static td_id need(placer *pl, td_id v, td_placement want, const td_node *reader)
 }
 
 /* ---- Nodes placed where they are recorded */
-
-typedef struct decision {
-    td_placement in[FEW], out;
-} decision;
 
 static td_placement have(const placer *pl, td_id v)
 {
@@ -272,7 +276,7 @@ static bool place_by_rule(placer *pl, uint32_t index)
     if (n.inputs > FEW && !(inputs = td_alloc(pl->td, n.inputs * sizeof *inputs, "program"))) return false;
     for (int a = 0; a < pl->mesh->axes; a++) labels[a] = sharded_label(pl, &n, &rule, a);
     bool each_used[TD_MAX_AXES] = { false };
-    for (uint32_t i = 0; i < n.inputs && pl->td; i++) {
+    for (uint32_t i = 0; i < n.inputs; i++) {
         td_placement to = replicated;
         for (int a = 0; a < pl->mesh->axes; a++) {
             place_input(pl, &n, &rule, a, i, labels[a], &each_used[a], &to);

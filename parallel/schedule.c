@@ -106,6 +106,8 @@ static bool emit(scheduler *s, uint32_t node)
             uint32_t maker = s->in->values[s->in->inputs[n->input + i]].node;
             if (!s->done[maker]) s->stack[depth++] = maker;
         }
+        uint32_t after = n->after == TD_NONE ? at : s->in->values[n->after].node;
+        if (!s->done[at] && depth == waiting && !s->done[after] && after != at) s->stack[depth++] = after;
         if (depth > waiting) continue;
         depth--;
         if (s->done[at]) continue;

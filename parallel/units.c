@@ -32,15 +32,19 @@ static void choose_buckets(const par_attached *a, const td_state *states, int co
 /* How much of `name` the pattern takes as a module's path: whole components, '*' for any part of one. 0: no match. */
 static size_t match(const char *pattern, size_t length, const char *name)
 {
-    size_t n = 0;
-    for (size_t p = 0; p < length; p++) {
-        if (pattern[p] == '*') {
-            while (name[n] && name[n] != '.' && !(p + 1 < length && name[n] == pattern[p + 1])) n++;
-        } else if (pattern[p] != name[n++]) {
-            return 0;
+    if (!length) return 0;
+    if (*pattern == '*') {
+        for (size_t n = 0;; n++) { /* the shortest that lets the rest match */
+            bool ends = length == 1 ? name[n] == '.' || !name[n] : false;
+            size_t rest = length > 1 ? match(pattern + 1, length - 1, name + n) : 0;
+            if (ends || rest) return n + rest;
+            if (!name[n] || name[n] == '.') return 0;
         }
     }
-    return name[n] == '.' || !name[n] ? n : 0;
+    if (*pattern != *name) return 0;
+    if (length == 1) return name[1] == '.' || !name[1] ? 1 : 0;
+    size_t rest = match(pattern + 1, length - 1, name + 1);
+    return rest ? rest + 1 : 0;
 }
 
 static size_t module_length(const char *name)
@@ -49,28 +53,27 @@ static size_t module_length(const char *name)
     return dot ? (size_t)(dot - name) : 0;
 }
 
-/* The part of `name` that is its unit's module; 0: the root's. Counts which pattern matched. */
-static size_t unit_path(const char *patterns, const char *name, uint64_t *matched)
+/* The part of `name` that is its unit's module; 0: the root's. */
+static size_t unit_path(const char *patterns, const char *name)
 {
     if (!patterns) return module_length(name);
-    int k = 0;
-    for (const char *at = patterns; *at; k++) {
+    for (const char *at = patterns; *at;) {
         size_t length = strcspn(at, ","), found = match(at, length, name);
-        if (found) {
-            *matched |= 1ull << k;
-            return found;
-        }
+        if (found) return found;
         at += length + (at[length] == ',');
     }
     return 0;
 }
 
-static bool check_patterns(td_context *td, const char *patterns, uint64_t matched)
+/* Every pattern must match a parameter that trains. */
+static bool check_patterns(td_context *td, const char *patterns)
 {
-    int k = 0;
-    for (const char *at = patterns; at && *at; k++) {
+    for (const char *at = patterns; at && *at;) {
         size_t length = strcspn(at, ",");
-        if (k >= 64 || !(matched >> k & 1)) {
+        bool found = false;
+        for (int64_t s = 0; s < td_state_count(td) && !found; s++)
+            found = td_state_trains(td_state_at(td, s)) && match(at, length, td_state_name(td_state_at(td, s)));
+        if (!found) {
             td_fail(td, TD_ERROR_USAGE, "fsdp: the unit pattern '%.*s' matches no parameter; the first one is called '%s'", (int)length, at,
                     td_state_name(td_state_at(td, 0)));
             return false;
@@ -82,19 +85,18 @@ static bool check_patterns(td_context *td, const char *patterns, uint64_t matche
 
 static bool choose_by_name(const par_attached *a, td_context *td, const td_state *states, int count, td_unit_choice *out)
 {
-    uint64_t matched = 0;
     int units = 0;
     for (int i = 0; i < count; i++) {
         const char *name = td_state_name(states[i]);
-        size_t length = unit_path(a->options.units, name, &matched);
+        size_t length = unit_path(a->options.units, name);
         out[i] = (td_unit_choice){ .unit = -1, .root = !length };
         for (int j = 0; j < i && out[i].unit < 0; j++) {
             const char *other = td_state_name(states[j]);
-            if (unit_path(a->options.units, other, &matched) == length && !strncmp(name, other, length)) out[i].unit = out[j].unit;
+            if (unit_path(a->options.units, other) == length && !strncmp(name, other, length)) out[i].unit = out[j].unit;
         }
         if (out[i].unit < 0) out[i].unit = units++;
     }
-    return check_patterns(td, a->options.units, matched);
+    return check_patterns(td, a->options.units);
 }
 
 bool par_choose_units(void *self, td_context *td, const td_state *states, int count, td_unit_choice *out)

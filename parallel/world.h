@@ -175,6 +175,7 @@ bool par_transport_local(par_world *world, int rank, td_context *td, const td_me
 /* The table of a world in which nothing can be sent: every call fails. */
 bool par_transport_none(par_world *world, int rank, td_context *td, td_transport *out);
 
+uint64_t par_text_hash(const char *text);
 /* What must be equal on all ranks, as "strategy=ddp batch=144 ..."; before the first step. */
 void par_agree_options(par_world *world, int rank, const char *options);
 /* Posts the step before it runs and compares it with what others posted; for a new plan after all have. A step with

@@ -128,7 +128,7 @@ static void note_time(run_loop *run)
 
 static bool check_numbers(run_loop *run)
 {
-    bool norm_bad = run->has_norm && !isfinite(run->grad_norm);
+    bool norm_bad = opt_has_norm(run->opt) && !isfinite(run->grad_norm);
     if (isfinite(run->loss) && !norm_bad) return true;
     char kept[RUN_PATH + 64] = "";
     int64_t last = *run->out ? run_latest(run->out) : -1;
@@ -171,7 +171,7 @@ void run_step(run_loop *run, opt_optimizer *opt, td_tensor loss)
     run->micro++;
     if (!last) return;
     run->loss = run->loss_sum;
-    run->grad_norm = run->has_norm ? td_item(opt_gradient_norm(opt)) : (double)NAN;
+    run->grad_norm = opt_has_norm(opt) ? td_item(opt_gradient_norm(opt)) : (double)NAN;
     if (run->ranks > 1) run->stopping = td_item(any) > 0;
     if (run_failed(run)) return;
     run->loss_sum = 0;

@@ -65,7 +65,6 @@ struct run_loop {
     data_loader *loader;
     run_evaluation evaluation;
     opt_optimizer *opt;           /* the run's once it is known */
-    bool has_norm;                /* opt_gradient_norm(opt) may be asked */
 
     bool started;                 /* the first run_next has been */
     bool stopping;                /* a signal came on some rank */

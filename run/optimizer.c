@@ -16,7 +16,6 @@ opt_optimizer *run_optimizer(run_loop *run, td_module root)
         run->opt = opt_adam(root, &(opt_adam_options){ .decay = decay, .max_norm = clip, .track_norm = track });
     else
         run->opt = opt_adamw(root, &(opt_adamw_options){ .decay = decay, .max_norm = clip, .track_norm = track });
-    run->has_norm = run->opt && (track || clip > 0);
     return run->opt;
 }
 

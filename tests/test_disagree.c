@@ -8,7 +8,7 @@
 
 #include <tandem/parallel.h>
 
-typedef enum fault { NONE, ATTRIBUTE, ORDER, SHAPE, OPERATION, OPTION, SEED, EXTRA } fault;
+typedef enum fault { NONE, ATTRIBUTE, ORDER, SHAPE, OPERATION, OPTION, SEED, EXTRA, PASSES, START } fault;
 
 typedef struct job {
     fault fault;
@@ -45,11 +45,14 @@ static int run_rank(par_world *world, int rank, void *user)
 {
     job *j = user;
     bool bad = rank == j->bad;
-    td_context *td = td_open(&(td_options){ .dtype = TD_F64, .threads = 1, .seed = bad && j->fault == SEED ? 2 : 1, .log = NULL });
+    td_context *td = td_open(&(td_options){ .dtype = TD_F64, .threads = 1, .seed = bad && j->fault == SEED ? 2 : 1,
+                                            .passes = bad && j->fault == PASSES ? "-schedule" : NULL });
     par_attach(td, world, rank, &(par_options){ .strategy = "ddp", .bucket_bytes = bad && j->fault == OPTION ? 1 << 20 : 0 });
+    td_state w = td_parameter(td_root(td), "w", TD_SHAPE(2), td_init_constant(bad && j->fault == START ? 2 : 1));
     bool good = true;
     for (int s = 0; s < 12 && good; s++) {
         double start = now();
+        td_keep(td_sum(td_use(w), TD_ALL, TD_DROP));
         good = step(td, 2 * j->ranks, bad && s == j->at, j->fault);
         if (!good) j->seconds[rank] = now() - start;
     }
@@ -80,19 +83,19 @@ END_TEST
 /* At the first step, where both plan, and at a later one, where the others replay. */
 START_TEST(test_an_attribute_inside_an_operation)
 {
-    for (int at = 0; at <= 7; at += 7) expect(ATTRIBUTE, 3, 1, at, (const char *const[]){ "disagree", "operation 3 is dropout", "test_disagree.c:", NULL });
+    for (int at = 0; at <= 7; at += 7) expect(ATTRIBUTE, 3, 1, at, (const char *const[]){ "disagree", "is dropout", "test_disagree.c:", NULL });
 }
 END_TEST
 
 START_TEST(test_the_order_of_operations)
 {
-    for (int at = 0; at <= 7; at += 7) expect(ORDER, 2, 1, at, (const char *const[]){ "disagree", "operation 1", "exp", "tanh", NULL });
+    for (int at = 0; at <= 7; at += 7) expect(ORDER, 2, 1, at, (const char *const[]){ "disagree", "exp", "tanh", NULL });
 }
 END_TEST
 
 START_TEST(test_a_shape)
 {
-    for (int at = 0; at <= 7; at += 7) expect(SHAPE, 4, 3, at, (const char *const[]){ "disagree", "operation 0 is input", "(8, 2)", "(8, 3)", NULL });
+    for (int at = 0; at <= 7; at += 7) expect(SHAPE, 4, 3, at, (const char *const[]){ "disagree", "is input", "(8, 2)", "(8, 3)", NULL });
 }
 END_TEST
 
@@ -145,8 +148,15 @@ START_TEST(test_a_value_read_early_on_some_ranks_only)
 }
 END_TEST
 
+START_TEST(test_how_a_parameter_starts)
+{
+    expect(START, 2, 1, 0, (const char *const[]){ "disagree", "parameter (2) f64 w", "other inputs or attributes", NULL });
+}
+END_TEST
+
 START_TEST(test_an_option)
 {
+    expect(PASSES, 2, 0, 0, (const char *const[]){ "ranks disagree at step 0: option passes is -schedule on rank 0 but all on rank 1", NULL });
     expect(OPTION, 2, 1, 0, (const char *const[]){ "ranks disagree at step 0: option bucket is 0 on rank 0 but 1048576 on rank 1", NULL });
     expect(SEED, 3, 2, 0, (const char *const[]){ "ranks disagree at step 0: option seed is 1 on rank", " but 2 on rank 2", NULL });
 }
@@ -154,4 +164,4 @@ END_TEST
 
 TESTS("disagree", test_ranks_that_agree_run, test_an_attribute_inside_an_operation, test_the_order_of_operations, test_a_shape,
       test_another_operation_on_rank_0, test_one_operation_more, test_a_value_read_early_on_some_ranks_only,
-      test_an_option)
+      test_how_a_parameter_starts, test_an_option)

@@ -34,7 +34,8 @@ static int one_step(par_world *world, int rank, void *user)
     float x[8 * 20] = { 0 };
     int32_t labels[8] = { 0 };
     td_tensor h = nn_dropout_apply(&drop, td_relu(nn_linear_apply(&hidden, td_batch(td, "x", TD_F32, TD_SHAPE(8, 20), x))));
-    td_backward(td_cross_entropy(nn_linear_apply(&out, h), td_batch(td, "y", TD_I32, TD_SHAPE(8), labels)));
+    td_tensor y = td_batch(td, "y", TD_I32, TD_SHAPE(8), labels); /* before, not inside, the call: C orders no arguments */
+    td_backward(td_cross_entropy(nn_linear_apply(&out, h), y));
     opt_step(opt, 1e-3);
     bool good = td_step(td);
     opt_close(opt);

@@ -11,11 +11,6 @@ static bool refuse_call(td_call *call)
     return td_call_fail(call, "%s", (const char *)call->attr);
 }
 
-td_tensor td_no_tensor(td_context *td)
-{
-    return (td_tensor){ .td = td, .id = TD_NONE };
-}
-
 td_tensor td_refuse(td_context *td, const char *name, td_here here, const char *format, ...)
 {
     char text[512];

@@ -15,7 +15,6 @@
 /* Fails as a call of the operation `name` would (text, module path, caller) and returns a failed tensor: for what is
  * wrong before there is a node. */
 td_tensor td_refuse(td_context *td, const char *name, td_here here, const char *format, ...) TD_PRINTF(4, 5);
-td_tensor td_no_tensor(td_context *td);
 
 /* axis as a user gives it (TD_LAST, negative from the end) to 0 .. rank-1; -1: there is none. */
 int td_axis_of(td_shape shape, int axis);

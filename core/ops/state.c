@@ -9,7 +9,7 @@
  *     store      the unit's new value
  *     mark       a point where the strategy has a say; `place` dissolves it
  */
-#include "core/internal.h"
+#include "core/ops/op.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -48,12 +48,10 @@ static void input_print(const td_program *p, const td_node *n, char *to, size_t 
 const td_op td_op_input = { .name = "input", .flags = TD_OP_SOURCE, .attr_bytes = sizeof(td_input_attr), .shape = input_shape, .print = input_print };
 const td_op td_op_scalar = { .name = "scalar", .flags = TD_OP_SOURCE, .attr_bytes = sizeof(td_input_attr), .shape = input_shape, .print = input_print };
 
-static td_tensor failed_tensor(td_context *td) { return (td_tensor){ .td = td, .id = TD_NONE }; }
-
 static td_tensor record_slot(td_context *td, const td_op *op, td_input_attr attr, td_slot slot, td_here here)
 {
     if (td->error != TD_OK || !td_grow(td, (void **)&td->slots, &td->slot_room, td->slot_count + 1, sizeof *td->slots, "host"))
-        return failed_tensor(td);
+        return td_no_tensor(td);
     attr.slot = td->slot_count;
     td->slots[td->slot_count++] = slot;
     return td_record_sized(td, op, here, 0, NULL, &attr, sizeof attr);
@@ -62,15 +60,15 @@ static td_tensor record_slot(td_context *td, const td_op *op, td_input_attr attr
 static td_tensor record_input(td_context *td, const char *name, td_dtype dtype, td_shape shape, const void *data, uint32_t rows, td_here here)
 {
     char text[TD_SHAPE_TEXT];
-    if (td->error != TD_OK) return failed_tensor(td);
-    if (shape.rank < 0 || (unsigned)dtype >= TD_DTYPES || (rows && shape.rank < 1)) {
+    if (td->error != TD_OK) return td_no_tensor(td);
+    if (!td_shape_possible(shape, dtype) || (rows && shape.rank < 1)) {
         td_fail(td, TD_ERROR_USAGE, "input '%s': shape %s or its dtype cannot be %s", name, td_shape_text(shape, text),
                 td_location(td, td->module, here.file, here.line));
-        return failed_tensor(td);
+        return td_no_tensor(td);
     }
     if (!data && td_shape_elements(shape)) {
         td_fail(td, TD_ERROR_USAGE, "input '%s': no data given %s", name, td_location(td, td->module, here.file, here.line));
-        return failed_tensor(td);
+        return td_no_tensor(td);
     }
     static const char none[1];
     return record_slot(td, &td_op_input, (td_input_attr){ .rows_local = rows, .dtype = dtype, .shape = shape },
@@ -116,14 +114,16 @@ const td_op td_op_parameter = { .name = "parameter", .flags = TD_OP_SOURCE | TD_
 td_tensor td_use_at(td_state s, td_here here)
 {
     td_context *td = s.td;
-    if (s.id == TD_NONE || td->error != TD_OK) return failed_tensor(td);
+    if (s.id == TD_NONE || td->error != TD_OK) return td_no_tensor(td);
     td_state_entry *e = &td->states[s.id];
     if (e->use_generation == td->recording.generation) return td_handle(&td->recording, e->use);
-    td_parameter_attr attr = { .state = s.id, .name_hash = e->hash };
+    uint64_t start = td_hash_bytes(e->hash, &e->init.b, sizeof e->init.b); /* ranks that start differently differ */
+    start = td_mix(td_hash_bytes(start, &e->init.a, sizeof e->init.a), e->init.kind);
+    td_parameter_attr attr = { .state = s.id, .name_hash = start };
     td_tensor t = td_record_sized(td, &td_op_parameter, here, 0, NULL, &attr, sizeof attr);
     if (td_failed(t)) return t;
     e->use = t.id;
-    e->use_generation = t.generation;
+    if (e->kind != TD_MOMENT) e->use_generation = t.generation; /* an update changes moments it does not name here */
     return t;
 }
 
@@ -135,8 +135,10 @@ static bool assign_shape(td_call *call)
     if (!td_shape_equal(v->shape, s->shape) || v->dtype != (uint8_t)s->dtype)
         return td_call_fail(call, "'%s' is %s %s, the value is %s %s", s->name, td_dtype_name(s->dtype), td_shape_text(s->shape, want),
                             td_dtype_name((td_dtype)v->dtype), td_shape_text(v->shape, have));
-    if (call->inputs == 2 && td_shape_elements(call->in[1]->shape) != 1)
-        return td_call_fail(call, "the condition for '%s' has shape %s, must be a scalar", s->name, td_shape_text(call->in[1]->shape, have));
+    const td_value *when = call->inputs == 2 ? call->in[1] : NULL;
+    if (when && (td_shape_elements(when->shape) != 1 || when->dtype != v->dtype))
+        return td_call_fail(call, "the condition for '%s' is %s %s, must be a scalar of the value's dtype", s->name,
+                            td_dtype_name((td_dtype)when->dtype), td_shape_text(when->shape, have));
     return no_output(call);
 }
 
@@ -173,18 +175,16 @@ const td_op td_op_output = { .name = "output", .inputs = 1, .flags = TD_OP_EFFEC
 
 void td_keep(td_tensor t)
 {
-    if (td_failed(t)) return;
+    if (!t.td) return;
     td_output_attr attr = { .recorded = t.id };
     td_record(&td_op_output, (td_here){ __FILE__, __LINE__ }, 1, &t, &attr);
 }
-
-static bool is_float(const td_value *v) { return v->dtype == TD_F32 || v->dtype == TD_F64 || v->dtype == TD_BF16 || v->dtype == TD_F16; }
 
 static bool backward_shape(td_call *call)
 {
     char text[TD_SHAPE_TEXT];
     const td_value *loss = call->in[0];
-    if (td_shape_elements(loss->shape) != 1 || !is_float(loss))
+    if (td_shape_elements(loss->shape) != 1 || !td_is_float((td_dtype)loss->dtype))
         return td_call_fail(call, "the loss is %s %s, must be one floating-point number; take td_mean or td_sum first",
                             td_dtype_name((td_dtype)loss->dtype), td_shape_text(loss->shape, text));
     return no_output(call);
@@ -195,9 +195,10 @@ const td_op td_op_backward = { .name = "backward", .inputs = 1, .flags = TD_OP_E
 void td_backward_at(td_tensor loss, td_here here)
 {
     td_context *td = loss.td;
-    if (td_failed(loss)) return;
+    if (!td) return;
     td_record_sized(td, &td_op_backward, here, 1, &loss, NULL, 0);
     td_keep(loss);
+    if (td->error != TD_OK) return;
     td->backwards++;
     td->phase += 2;
     td->draws_stamp++;
@@ -206,7 +207,7 @@ void td_backward_at(td_tensor loss, td_here here)
 static bool gradient_shape(td_call *call)
 {
     for (int i = 0; i < 2; i++)
-        if (!is_float(call->in[i])) return td_call_fail(call, "%s is not a floating-point value", i ? "x" : "y");
+        if (!td_is_float((td_dtype)call->in[i]->dtype)) return td_call_fail(call, "%s is not a floating-point value", i ? "x" : "y");
     return one_like(call, call->in[1]->shape, (td_dtype)call->in[1]->dtype);
 }
 
@@ -214,7 +215,7 @@ const td_op td_op_gradient = { .name = "gradient", .inputs = 2, .flags = TD_OP_V
 
 td_tensor td_gradient_at(td_tensor y, td_tensor x, td_here here)
 {
-    if (td_failed(y)) return y;
+    if (!y.td) return y;
     return td_record_sized(y.td, &td_op_gradient, here, 2, (td_tensor[]){ y, x }, NULL, 0);
 }
 

@@ -9,14 +9,12 @@
  *     sum_squares flat                        -> scalar
  *     update_unit parameter gradient moments.. rate scale updates -> parameter moments..
  */
-#include "core/internal.h"
+#include "core/ops/op.h"
 
 #include <stdio.h>
 #include <string.h>
 
 /* ---- As recorded */
-
-static td_tensor failed_tensor(td_context *td) { return (td_tensor){ .td = td, .id = TD_NONE }; }
 
 static bool gradients_shape(td_call *call)
 {
@@ -61,10 +59,10 @@ td_tensor td_gradients_at(td_context *td, const td_state *states, int count, td_
         uint32_t state[FEW_STATES];
     } few;
     uint64_t hash;
-    if (td->error != TD_OK || !check_states(td, "gradients", states, count, &hash)) return failed_tensor(td);
+    if (td->error != TD_OK || !check_states(td, "gradients", states, count, &hash)) return td_no_tensor(td);
     size_t bytes = sizeof few.head + (size_t)count * sizeof(uint32_t);
     td_gradients_attr *attr = count <= FEW_STATES ? &few.head : td_alloc(td, bytes, "program");
-    if (!attr) return failed_tensor(td);
+    if (!attr) return td_no_tensor(td);
     *attr = (td_gradients_attr){ .names_hash = hash, .count = (uint32_t)count };
     uint32_t *state = (uint32_t *)(attr + 1);
     for (int i = 0; i < count; i++) state[i] = states[i].id;
@@ -83,11 +81,11 @@ const td_op td_op_gradient_norm = { .name = "gradient_norm", .inputs = 1, .flags
 
 td_tensor td_gradient_norm_at(td_tensor gradients, td_here here)
 {
-    if (td_failed(gradients)) return gradients;
     td_context *td = gradients.td;
+    if (!td || td->error != TD_OK) return td_no_tensor(td);
     if (gradients.generation == td->program->generation && td_producer(td->program, gradients.id)->op != &td_op_gradients) {
         td_fail(td, TD_ERROR_USAGE, "gradient_norm: needs what td_gradients gave %s", td_location(td, td->module, here.file, here.line));
-        return failed_tensor(td);
+        return td_no_tensor(td);
     }
     return td_record_sized(td, &td_op_gradient_norm, here, 1, &gradients, NULL, 0);
 }
@@ -234,23 +232,11 @@ static void flat_rule(const td_program *p, const td_node *n, td_place_rule *rule
     for (int i = 0; i < TD_RULE_OUTPUTS; i++) rule->out[i][0] = 1;
 }
 
-int64_t td_first_row(const td_mesh *mesh, const td_arg *arg)
-{
-    int64_t at = 0, rows = arg->global.rank ? arg->global.dim[0] : 1;
-    for (int a = 0; a < mesh->axes; a++) {
-        if (arg->place.kind[a] != TD_SHARDED || arg->place.dim[a] != 0) continue;
-        rows = (rows + mesh->size[a] - 1) / mesh->size[a];
-        at += rows * mesh->at[a];
-    }
-    return at;
-}
-
 typedef struct update_work {
     const td_kernel *k;
     const td_update_rule *rule;
     const td_update_segment *segment;
-    int64_t first;                            /* of this rank's range, in the unit */
-    int64_t begin, end;                       /* of the segment here, counted from first */
+    int64_t begin, end;                       /* of the segment, in this rank's range */
 } update_work;
 
 static void update_rows(void *user, int64_t begin, int64_t end)
@@ -274,14 +260,14 @@ static void update_unit_cpu(const td_kernel *k)
     const td_update_attr *a = k->attr;
     const td_update_segment *segments = (const td_update_segment *)(a + 1);
     const td_update_rule *rule = k->run->td->rules[a->rule];
-    int64_t count = td_shape_elements(k->in[0].shape), first = td_first_row(k->run->mesh, &k->in[0]);
+    int64_t count = td_shape_elements(k->in[0].shape), first = td_arg_extent(k->run->mesh, &k->in[0], 0).begin;
     for (int o = 0; o < k->outputs; o++) { /* the kernels work in place */
         const td_arg *from = &k->in[o ? 1 + o : 0];
         if (from->data != k->out[o].data) memcpy(k->out[o].data, from->data, (size_t)(count * td_dtype_size(from->dtype)));
     }
     for (uint32_t s = 0; s < a->count; s++) {
         int64_t begin = segments[s].begin - first, end = segments[s].end - first;
-        update_work w = { k, rule, &segments[s], first, begin > 0 ? begin : 0, end < count ? end : count };
+        update_work w = { k, rule, &segments[s], begin > 0 ? begin : 0, end < count ? end : count };
         if (w.end > w.begin) td_parallel_for(k->run, w.end - w.begin, 16384, update_rows, &w);
     }
 }
