@@ -266,7 +266,10 @@ TD_API td_report td_last_report(const td_context *td);
 
 /* ---- Operations ------------------------------------------------------------------------------------------
  * Pointwise operations broadcast as NumPy does: shapes are aligned at their last dimension, and a size of 1
- * stretches. Operands have one dtype. Errors name the operation and both shapes. */
+ * stretches. Operands have one dtype. Errors name the operation and both shapes.
+ *
+ * C leaves the order of arguments to the compiler: of two calls that record in one argument list either may come first. That
+ * matters to what is printed, and to random draws, which are keyed by their order within a module. */
 
 #define TD_LAST (-1)
 #define TD_ALL INT32_MIN                                  /* every dimension */

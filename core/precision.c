@@ -59,7 +59,7 @@ static bool convert_node(precision *p, uint32_t index)
         td_id v = p->in->inputs[n.input + i];
         in[i] = td_handle(p->out, wanted == TD_DTYPES ? p->map[v] : in_dtype(p, v, wanted, &n));
     }
-    td_tensor t = td_record_sized(p->td, n.op, here_of(&n), (int)n.inputs, in, p->in->attrs + n.attr, n.attr_bytes);
+    td_tensor t = td_record_sized(p->td, n.op, here_of(&n), (int)n.inputs, in, td_node_attr(p->in, &n), n.attr_bytes);
     if (in != few) td_free(p->td, in, n.inputs * sizeof *in, "program");
     for (uint32_t k = 0; k < n.outputs; k++) p->map[n.output + k] = t.id + k;
     return p->td->error == TD_OK;

@@ -123,8 +123,8 @@ bool td_copy_node(td_program *to, const td_program *from, uint32_t index, td_id 
     for (uint32_t i = 0; i < n->inputs; i++) inputs[i] = map[from->inputs[n->input + i]];
     td_id first = td_emit(to, &(td_emission){
         .op = n->op, .like = n, .inputs = inputs, .input_count = (int)n->inputs,
-        .attr = from->attrs + n->attr, .attr_bytes = n->attr_bytes,
-        .outputs = from->values + n->output, .output_count = (int)n->outputs,
+        .attr = td_node_attr(from, n), .attr_bytes = n->attr_bytes,
+        .outputs = n->outputs ? from->values + n->output : NULL, .output_count = (int)n->outputs,
         .after = n->after == TD_NONE ? TD_NONE : map[n->after],
     });
     if (inputs != few) td_free(to->td, inputs, n->inputs * sizeof *inputs, "program");

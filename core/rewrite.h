@@ -83,8 +83,9 @@ typedef struct td_program {
 
 static inline const td_node *td_node_at(const td_program *p, uint32_t node) { return &p->nodes[node]; }
 static inline const td_value *td_value_at(const td_program *p, td_id id) { return &p->values[id]; }
-static inline const td_id *td_node_inputs(const td_program *p, const td_node *n) { return p->inputs + n->input; }
-static inline const void *td_node_attr(const td_program *p, const td_node *n) { return p->attrs + n->attr; }
+/* NULL where there are none. */
+static inline const td_id *td_node_inputs(const td_program *p, const td_node *n) { return n->inputs ? p->inputs + n->input : NULL; }
+static inline const void *td_node_attr(const td_program *p, const td_node *n) { return n->attr_bytes ? p->attrs + n->attr : NULL; }
 static inline const td_node *td_producer(const td_program *p, td_id id) { return &p->nodes[p->values[id].node]; }
 
 /* The program as text, one line a value. Owned by the caller: td_free(td, text, strlen(text) + 1, "host"). */

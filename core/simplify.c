@@ -53,8 +53,8 @@ static bool may_merge(const td_node *n)
 static uint64_t node_key(const td_program *p, const td_node *n)
 {
     uint64_t h = td_mix((uint64_t)(uintptr_t)n->op, n->inputs);
-    h = td_hash_bytes(h, p->inputs + n->input, n->inputs * sizeof(td_id));
-    h = td_hash_bytes(h, p->attrs + n->attr, n->attr_bytes);
+    h = td_hash_bytes(h, td_node_inputs(p, n), n->inputs * sizeof(td_id));
+    h = td_hash_bytes(h, td_node_attr(p, n), n->attr_bytes);
     return td_mix(h, p->values[n->output].dtype);
 }
 
@@ -63,8 +63,8 @@ static bool equal_nodes(const td_program *p, const td_node *a, const td_node *b)
     const td_value *va = &p->values[a->output], *vb = &p->values[b->output];
     return a->op == b->op && a->inputs == b->inputs && a->attr_bytes == b->attr_bytes && va->dtype == vb->dtype &&
            td_shape_equal(va->shape, vb->shape) && td_placement_equal(va->place, vb->place) &&
-           (!a->inputs || !memcmp(p->inputs + a->input, p->inputs + b->input, a->inputs * sizeof(td_id))) &&
-           (!a->attr_bytes || !memcmp(p->attrs + a->attr, p->attrs + b->attr, a->attr_bytes));
+           (!a->inputs || !memcmp(td_node_inputs(p, a), td_node_inputs(p, b), a->inputs * sizeof(td_id))) &&
+           (!a->attr_bytes || !memcmp(td_node_attr(p, a), td_node_attr(p, b), a->attr_bytes));
 }
 
 /* The last node of out was just copied: gives the value of an earlier equal node and takes the copy back, or its own. */

@@ -75,7 +75,7 @@ static uint64_t agreement_of(td_context *td, const td_program *p)
         const td_node *node = &p->nodes[n];
         if (!(node->op->flags & TD_OP_COLLECTIVE)) continue;
         const td_value *v = &p->values[node->output];
-        h = td_hash_bytes(td_mix(h, td_hash_text(node->op->name)), p->attrs + node->attr, node->attr_bytes);
+        h = td_hash_bytes(td_mix(h, td_hash_text(node->op->name)), td_node_attr(p, node), node->attr_bytes);
         h = td_mix(h, (uint64_t)td_shape_elements(v->shape) * TD_DTYPES + v->dtype);
     }
     return h;

@@ -170,7 +170,8 @@ static void record_update(opt_optimizer *opt, double rate, td_here here)
     if (opt->has_norm) opt->norm = td_gradient_norm_at(gradients, here);
     if (opt->has_norm) td_keep(opt->norm);
     td_tensor scale = clipping(opt, here);
-    td_tensor updates = td_add_at(td_use_at(opt->updates, here), constant(opt, 1, here), here);
+    td_tensor one = constant(opt, 1, here); /* a call a line: the order of arguments is the compiler's, programs are not */
+    td_tensor updates = td_add_at(td_use_at(opt->updates, here), one, here);
     for (int g = 0; g < opt->group_count; g++) {
         const made_group *group = &opt->groups[g];
         td_update_call call = {

@@ -7,6 +7,7 @@
 
 #include <tandem/nn.h>
 #include <tandem/optim.h>
+#include <tandem/parallel.h>
 
 /* An allocator that counts by kind, and fails once when its turn comes. */
 typedef struct counter {
@@ -180,6 +181,39 @@ static bool live_and_fail(counter *c, td_dtype dtype)
     return good;
 }
 
+/* The same for planning a step of two ranks under fsdp. */
+static bool plan_and_fail(counter *c)
+{
+    double x[ROWS * IN];
+    int32_t labels[ROWS];
+    make_data(x, labels, ROWS);
+    td_context *td = open_counted(c, TD_F32, NULL, false);
+    par_world *world = par_world_none(2, 1);
+    par_attach(td, world, 1, &(par_options){ .strategy = "fsdp", .units = "hidden,out" });
+    net n = make_net(td, HIDDEN);
+    td_tensor in = td_batch(td, "x", TD_F32, TD_SHAPE(2 * ROWS, IN), x), y = td_batch(td, "y", TD_I32, TD_SHAPE(2 * ROWS), labels);
+    td_backward(td_cross_entropy(nn_linear_apply(&n.out, td_relu(nn_linear_apply(&n.hidden, in))), y));
+    opt_step(n.opt, 1e-2);
+    bool good = td_plan(td);
+    ck_assert_int_eq(td_error(td), good ? TD_OK : TD_ERROR_MEMORY);
+    opt_close(n.opt);
+    td_close(td);
+    par_world_close(world);
+    return good;
+}
+
+START_TEST(test_every_allocation_that_fails_while_placing_is_an_error)
+{
+    int64_t failures = 0;
+    for (bool good = false; !good; failures++) {
+        counter c = { .fail_at = failures };
+        good = plan_and_fail(&c);
+        ck_assert_msg(c.live == 0, "call %lld failed: %lld allocations are left", (long long)failures, (long long)c.live);
+    }
+    ck_assert_int_gt(failures, 100);
+}
+END_TEST
+
 START_TEST(test_every_allocation_that_fails_is_an_error)
 {
     static const td_dtype dtypes[] = { TD_F64, TD_BF16 };
@@ -198,4 +232,4 @@ END_TEST
 
 TESTS("memory", test_the_planned_peak_is_what_was_allocated, test_from_the_second_step_the_context_allocates_nothing,
       test_poisoned_dead_memory_is_never_read, test_each_rewrite_changes_the_program_and_not_the_result,
-      test_every_allocation_that_fails_is_an_error)
+      test_every_allocation_that_fails_is_an_error, test_every_allocation_that_fails_while_placing_is_an_error)

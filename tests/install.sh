@@ -1,5 +1,5 @@
 #!/bin/sh
-# run.sh BUILD PROJECT SCRATCH: installs BUILD under SCRATCH, then builds and runs PROJECT against it: through
+# install.sh BUILD PROJECT SCRATCH: installs BUILD under SCRATCH, then builds and runs PROJECT against it: through
 # find_package(Tandem) from C and C++17, and through pkg-config. Each public header is compiled alone as well.
 set -eu
 build=$1 project=$2 scratch=$3
