@@ -8,8 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* What td_open returns when not even a context can be allocated: it has an error and nothing else, is never written. */
-static td_context out_of_memory = {
+/* What td_open returns when not even a context can be allocated: it has an error and nothing else. */
+static const td_context out_of_memory = {
     .error = TD_ERROR_MEMORY,
     .error_text = "td_open: no memory for a context",
 };
@@ -163,7 +163,7 @@ td_context *td_open(const td_options *options)
     td_allocator allocator = options && options->allocator ? *options->allocator
                                                            : (td_allocator){ .get = default_get, .put = default_put };
     td_context *td = allocator.get(allocator.user, sizeof *td, "context");
-    if (!td) return &out_of_memory;
+    if (!td) return (td_context *)&out_of_memory; /* nothing writes to it: is_writable */
     memset(td, 0, sizeof *td);
     if (options) td->options = *options;
     td->allocator = allocator;

@@ -251,6 +251,8 @@ struct td_planned {
 };
 enum { TD_ACCUMULATOR_FULL = 1 };             /* accumulators[i] = 2 * unit + flag after the step */
 td_planned *td_plan_make(td_context *td, td_program *final);  /* takes the program */
+/* Gives arena blocks their offsets; sets arena_bytes and live_bytes. */
+bool td_arena_arrange(td_context *td, td_planned *plan);
 /* The block that `block` is part of, or itself; adds its offset there to *offset. */
 const td_block *td_block_root(const td_planned *plan, uint32_t block, int64_t *offset);
 void td_plan_free(td_context *td, td_planned *plan);

@@ -13,7 +13,6 @@
  */
 #include "core/internal.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 enum { ALIGN = 64, FOREVER = INT32_MAX };
@@ -424,143 +423,7 @@ static bool add_endings(planner *pl, storage *aside)
     return true;
 }
 
-/* ---- The arena */
-
-typedef struct placed {
-    uint32_t block;
-    int64_t bytes;
-    int32_t first, last;
-    int64_t offset;
-} placed;
-
-static int by_size(const void *a, const void *b)
-{
-    const placed *x = a, *y = b;
-    if (x->bytes != y->bytes) return x->bytes < y->bytes ? 1 : -1;
-    if (x->first != y->first) return x->first < y->first ? -1 : 1;
-    return x->block < y->block ? -1 : 1;
-}
-
-static int by_start(const void *a, const void *b)
-{
-    const placed *x = a, *y = b;
-    if (x->first != y->first) return x->first < y->first ? -1 : 1;
-    if (x->bytes != y->bytes) return x->bytes < y->bytes ? 1 : -1;
-    return x->block < y->block ? -1 : 1;
-}
-
-static int by_offset(const void *a, const void *b)
-{
-    const placed *const *x = a, *const *y = b;
-    return (*x)->offset < (*y)->offset ? -1 : (*x)->offset > (*y)->offset;
-}
-
-/* Puts each block, in the order given, into the lowest gap between those alive at the same time. Returns the top. */
-static int64_t fit(placed *blocks, uint32_t count, const placed **others)
-{
-    int64_t top = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        uint32_t n = 0;
-        for (uint32_t j = 0; j < i; j++)
-            if (blocks[j].first <= blocks[i].last && blocks[i].first <= blocks[j].last) others[n++] = &blocks[j];
-        qsort(others, n, sizeof *others, by_offset);
-        int64_t at = 0;
-        for (uint32_t j = 0; j < n; j++) {
-            if (others[j]->offset - at >= blocks[i].bytes) break;
-            int64_t end = others[j]->offset + others[j]->bytes;
-            if (end > at) at = end;
-        }
-        blocks[i].offset = at;
-        if (at + blocks[i].bytes > top) top = at + blocks[i].bytes;
-    }
-    return top;
-}
-
-static int64_t most_alive(const placed *blocks, uint32_t count, int32_t tasks)
-{
-    int64_t most = 0;
-    for (int32_t t = 0; t < tasks; t++) {
-        int64_t sum = 0;
-        for (uint32_t i = 0; i < count; i++)
-            if (blocks[i].first <= t && t <= blocks[i].last) sum += blocks[i].bytes;
-        if (sum > most) most = sum;
-    }
-    return most;
-}
-
-static void keep_if_better(td_planned *plan, const placed *blocks, uint32_t count, int64_t top)
-{
-    if (top >= plan->arena_bytes) return;
-    plan->arena_bytes = top;
-    for (uint32_t i = 0; i < count; i++) plan->blocks[blocks[i].block].offset = blocks[i].offset;
-}
-
-/* The block that reaches highest is the one that found no room: it chooses first in the next try. */
-static void move_highest_first(placed *blocks, uint32_t count)
-{
-    uint32_t highest = 0;
-    for (uint32_t i = 1; i < count; i++)
-        if (blocks[i].offset + blocks[i].bytes > blocks[highest].offset + blocks[highest].bytes) highest = i;
-    placed first = blocks[highest];
-    memmove(blocks + 1, blocks, highest * sizeof *blocks);
-    blocks[0] = first;
-}
-
-/* Fitting work that tries may take, counted in pairs of blocks: milliseconds. */
-enum { FIT_WORK = 4 << 20, MOST_TRIES = 2000 };
-
-static bool fits_well(const td_planned *plan) { return (plan->arena_bytes - plan->live_bytes) * 100 <= plan->live_bytes; }
-
-/* Two orders, each mended for a while; then pairs of the last order exchanged at random as long as that does no harm. */
-static void search_order(td_planned *plan, placed *blocks, uint32_t count, const placed **others)
-{
-    static int (*const orders[])(const void *, const void *) = { by_start, by_size };
-    int64_t tries = 4 + FIT_WORK / ((int64_t)count * count + 1), top = INT64_MAX;
-    if (tries > MOST_TRIES) tries = MOST_TRIES;
-    plan->arena_bytes = INT64_MAX;
-    for (int o = 0; o < 2; o++) {
-        qsort(blocks, count, sizeof *blocks, orders[o]);
-        for (int64_t t = 0; t < tries / 8 + 2 && !(plan->arena_bytes < INT64_MAX && fits_well(plan)); t++) {
-            if (t) move_highest_first(blocks, count);
-            top = fit(blocks, count, others);
-            keep_if_better(plan, blocks, count, top);
-        }
-    }
-    uint64_t draw = 1;
-    for (int64_t t = 0; t < tries && !fits_well(plan); t++) {
-        draw = draw * 6364136223846793005u + 1442695040888963407u;
-        uint32_t i = (uint32_t)(draw >> 33) % count, j = (uint32_t)(draw >> 11) % count;
-        placed swap = blocks[i];
-        blocks[i] = blocks[j], blocks[j] = swap;
-        int64_t next = fit(blocks, count, others);
-        keep_if_better(plan, blocks, count, next);
-        if (next <= top) {
-            top = next;
-            continue;
-        }
-        swap = blocks[i];
-        blocks[i] = blocks[j], blocks[j] = swap;
-    }
-}
-
-static bool arrange(planner *pl)
-{
-    td_planned *plan = pl->plan;
-    uint32_t count = 0;
-    size_t bytes = plan->block_count * (sizeof(placed) + sizeof(placed *));
-    placed *blocks = td_alloc(pl->td, bytes, "program");
-    if (!blocks) return false;
-    const placed **others = (const placed **)(blocks + plan->block_count);
-    for (uint32_t b = 0; b < plan->block_count; b++) {
-        const td_block *block = &plan->blocks[b];
-        if (block->kind == TD_BLOCK_ARENA && block->part_of == TD_NONE && block->bytes)
-            blocks[count++] = (placed){ b, block->bytes, block->first, block->last, 0 };
-    }
-    plan->live_bytes = most_alive(blocks, count, (int32_t)plan->task_count);
-    if (count) search_order(plan, blocks, count, others);
-    td_free(pl->td, blocks, bytes, "program");
-    return true;
-}
+/* ---- The whole */
 
 /* Parts know where they are only once their wholes do; bindings of slots go last. */
 static void finish_bindings(planner *pl)
@@ -575,8 +438,6 @@ static void finish_bindings(planner *pl)
     }
     plan->fixed_count = fixed;
 }
-
-/* ---- The whole */
 
 static bool open_planner(planner *pl)
 {
@@ -616,7 +477,7 @@ static bool make(planner *pl)
     for (uint32_t n = 0; n < p->node_count; n++)
         if (pl->live[n] && is_task(&p->nodes[n])) elementwise_in_place(pl, n);
     if (!add_schedule(pl) || !add_endings(pl, pl->where + p->value_count)) return false;
-    if (!arrange(pl)) return false;
+    if (!td_arena_arrange(pl->td, pl->plan)) return false;
     finish_bindings(pl);
     return pl->td->error == TD_OK;
 }
