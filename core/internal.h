@@ -73,7 +73,7 @@ struct td_context {
     uint32_t generation;                      /* the last one given to a program */
     uint32_t draws_stamp;
     uint32_t backwards;                       /* recorded in this step */
-    bool updates_recorded;
+    bool gradients_recorded, updates_recorded;
     td_slot *slots;
     uint32_t slot_count, slot_room;
     struct { const td_op *op; uint64_t hash; } op_hashes[256];

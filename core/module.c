@@ -66,6 +66,7 @@ void td_leave(td_module m)
 
 uint64_t td_random_key(td_context *td)
 {
+    if (td->error != TD_OK) return 0; /* what it would key is not recorded */
     td_module_entry *m = &td->modules[td->module];
     if (m->draws_stamp != td->draws_stamp) {
         m->draws_stamp = td->draws_stamp;

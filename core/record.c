@@ -35,7 +35,7 @@ static bool check_input(td_context *td, const td_op *op, td_here here, int i, td
 {
     const td_program *p = td->program;
     bool known = t.td == td && t.generation == p->generation && t.id < p->value_count;
-    bool flat = known && td_producer(p, t.id)->op == &td_op_gradients && op != &td_op_gradient_norm && op != &td_op_update;
+    bool flat = td->gradients_recorded && known && td_producer(p, t.id)->op == &td_op_gradients && op != &td_op_gradient_norm && op != &td_op_update;
     if (known && !flat) return true;
     const char *why = flat         ? "is what td_gradients gave: only td_gradient_norm and td_update read it"
                       : td_failed(t) ? "failed in a step whose error was cleared"
@@ -98,11 +98,11 @@ static td_tensor append_call(td_program *p, const td_call *call, td_here here, c
     n->phase = td->phase;
     for (int i = 0; i < call->inputs; i++) p->inputs[n->input + (uint32_t)i] = in[i].id;
     if (call->attr_bytes) memcpy(p->attrs + n->attr, call->attr, call->attr_bytes);
-    for (int k = 0; k < call->outputs; k++) {
+    for (int k = 0; k < call->outputs; k++) { /* size by size: what the rule has just written is slow to read as a whole */
         td_value *v = &p->values[n->output + (uint32_t)k];
-        *v = call->out[k];
-        v->node = p->node_count - 1;
-        v->output = (uint16_t)k;
+        const td_value *out = &call->out[k];
+        *v = (td_value){ .shape.rank = out->shape.rank, .node = p->node_count - 1, .output = (uint16_t)k, .dtype = out->dtype };
+        for (int64_t d = 0; d < out->shape.rank; d++) v->shape.dim[d] = out->shape.dim[d];
     }
     if (p == &td->recording) fold(p, n);
     return call->outputs ? (td_tensor){ .td = td, .id = n->output, .generation = p->generation } : td_no_tensor(td);

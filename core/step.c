@@ -290,7 +290,7 @@ static void begin_recording(td_context *td)
     td->slot_count = 0;
     td->phase = 0;
     td->backwards = 0;
-    td->updates_recorded = false;
+    td->gradients_recorded = td->updates_recorded = false;
     td->draws_stamp++;
 }
 

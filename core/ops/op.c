@@ -106,27 +106,30 @@ bool td_call_same_dtype(const td_call *call)
     return true;
 }
 
-bool td_shape_broadcast(td_shape a, td_shape b, td_shape *out)
+bool td_shape_broadcast(const td_shape *a, const td_shape *b, td_shape *out)
 {
-    td_shape shape = a.rank >= b.rank ? a : b;
-    for (int back = 1; back <= shape.rank; back++) {
-        int64_t size_a = back <= a.rank ? a.dim[a.rank - back] : 1;
-        int64_t size_b = back <= b.rank ? b.dim[b.rank - back] : 1;
+    int64_t rank = a->rank >= b->rank ? a->rank : b->rank;
+    for (int64_t i = 0; i < rank; i++) {
+        int64_t in_a = i + a->rank - rank, in_b = i + b->rank - rank;
+        int64_t size_a = in_a >= 0 ? a->dim[in_a] : 1, size_b = in_b >= 0 ? b->dim[in_b] : 1;
         if (size_a != size_b && size_a != 1 && size_b != 1)
             return false;
-        shape.dim[shape.rank - back] = size_a == 1 ? size_b : size_a;
+        out->dim[i] = size_a == 1 ? size_b : size_a;
     }
-    *out = shape;
+    out->rank = rank;
     return true;
 }
 
 bool td_call_broadcast(const td_call *call, td_shape *out)
 {
-    td_shape shape = call->in[0]->shape;
+    td_shape steps[2]; /* taken in turns: the last result and the next */
+    const td_shape *so_far = &call->in[0]->shape;
     for (int i = 1; i < call->inputs; i++) {
-        const td_shape *in = &call->in[i]->shape;
-        if (td_shape_equal(shape, *in) || td_shape_broadcast(shape, *in, &shape))
+        td_shape *next = i + 1 == call->inputs ? out : &steps[i % 2];
+        if (td_shape_broadcast(so_far, &call->in[i]->shape, next)) {
+            so_far = next;
             continue;
+        }
         char text[3][TD_SHAPE_TEXT];
         for (int j = 0; j < 3 && j < call->inputs; j++)
             td_shape_text(call->in[j]->shape, text[j]);
@@ -134,7 +137,8 @@ bool td_call_broadcast(const td_call *call, td_shape *out)
             return td_call_fail(call, "shapes %s and %s cannot be broadcast", text[0], text[1]);
         return td_call_fail(call, "shapes %s, %s and %s cannot be broadcast", text[0], text[1], text[2]);
     }
-    *out = shape;
+    if (call->inputs == 1)
+        *out = *so_far;
     return true;
 }
 

@@ -64,7 +64,7 @@ bool td_call_same_dtype(const td_call *call);
 /* The shape that all inputs broadcast to, or an error that names theirs. */
 bool td_call_broadcast(const td_call *call, td_shape *out);
 /* What b against a gives; false: they do not go together. */
-bool td_shape_broadcast(td_shape a, td_shape b, td_shape *out);
+bool td_shape_broadcast(const td_shape *a, const td_shape *b, td_shape *out);
 
 /* ---- Placement rules ------------------------------------------------------------------------------------ */
 

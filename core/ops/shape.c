@@ -126,7 +126,7 @@ static bool broadcast_shape(td_call *call)
 {
     const td_shape *to = call->attr;
     td_shape shape;
-    if (to->rank < 0 || !td_shape_broadcast(call->in[0]->shape, *to, &shape) || !td_shape_equal(shape, *to)) {
+    if (to->rank < 0 || !td_shape_broadcast(&call->in[0]->shape, to, &shape) || !td_shape_equal(shape, *to)) {
         char text[2][TD_SHAPE_TEXT];
         return td_call_fail(call, "shape %s does not stretch to %s", td_shape_text(call->in[0]->shape, text[0]),
                             td_shape_text(*to, text[1]));

@@ -67,6 +67,7 @@ td_tensor td_gradients_at(td_context *td, const td_state *states, int count, td_
     uint32_t *state = (uint32_t *)(attr + 1);
     for (int i = 0; i < count; i++) state[i] = states[i].id;
     td_tensor t = td_record_sized(td, &td_op_gradients, here, 0, NULL, attr, bytes);
+    td->gradients_recorded = true;
     if (attr != &few.head) td_free(td, attr, bytes, "program");
     return t;
 }
