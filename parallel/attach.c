@@ -23,12 +23,6 @@ static void failed(void *self, const char *text)
     par_fail_world(a->world, a->rank, text);
 }
 
-static bool refuse(td_context *td, const char *format, const char *what)
-{
-    td_fail(td, TD_ERROR_USAGE, format, what, par_strategy_names());
-    return false;
-}
-
 static bool check(td_context *td, const par_world *world, int rank, const char *name)
 {
     int ranks = par_world_size(world);
@@ -36,9 +30,11 @@ static bool check(td_context *td, const par_world *world, int rank, const char *
         td_fail(td, TD_ERROR_USAGE, "par_attach: rank %d is not one of the world's %d", rank, ranks);
         return false;
     }
-    if (!par_strategy_named(name)) return refuse(td, "strategy '%s' is not known; it can be one of %s", name);
-    if (ranks > 1 && !strcmp(name, "single")) return refuse(td, "strategy '%s' is for one rank; for several choose another of %s", name);
-    return true;
+    if (!par_strategy_named(name))
+        td_fail(td, TD_ERROR_USAGE, "strategy '%s' is not known; it can be one of %s", name, par_strategy_names());
+    else if (ranks > 1 && !strcmp(name, "single"))
+        td_fail(td, TD_ERROR_USAGE, "strategy 'single' is for one rank; for %d choose one of %s", ranks, par_strategy_names_for_ranks());
+    return td_error(td) == TD_OK;
 }
 
 /* Everything that must be the same on every rank besides what is recorded. */

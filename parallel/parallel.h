@@ -72,6 +72,10 @@ TD_API int par_run_threads(int ranks, const par_world_options *options,
 TD_API int par_launch(int ranks, char **argv, const par_world_options *options, char *message, size_t room);
 TD_API bool par_launched(void);   /* this process is a rank that par_launch started */
 
+/* Between busy true and false the rank does what may take longer than a collective waits (saving, printing): while a rank is busy the
+ * others' deadlines stand still, for ten minutes or ten timeouts at most. Calls nest. */
+TD_API void par_busy(par_world *world, int rank, bool busy);
+
 /* Bytes the rank has sent (ring-optimal, as td_transport counts) and collectives it has called since the world opened;
  * calls may be NULL. */
 TD_API int64_t par_sent(const par_world *world, int rank, int64_t *calls);

@@ -26,3 +26,4 @@ const par_strategy *par_strategy_named(const char *name)
 }
 
 const char *par_strategy_names(void) { return "single, ddp, fsdp"; }
+const char *par_strategy_names_for_ranks(void) { return "ddp, fsdp"; }

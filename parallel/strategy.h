@@ -19,8 +19,9 @@ typedef struct par_strategy {
 } par_strategy;
 
 const par_strategy *par_strategy_named(const char *name);
-/* "single, ddp, fsdp" */
+/* "single, ddp, fsdp", and those for several ranks. */
 const char *par_strategy_names(void);
+const char *par_strategy_names_for_ranks(void);
 
 /* A context attached to a world: td_parallel.self. Freed with the world's local rank. */
 typedef struct par_attached {

@@ -18,6 +18,7 @@
 
 static const double SLICE_S = 0.05;      /* how soon a sleeping rank sees that the world was stopped */
 static const double LONGEST_SLICE_S = 1; /* more has passed: this process itself was stopped, which must not count */
+static const double BUSY_MOST_S = 600, BUSY_TIMEOUTS = 10; /* how long a busy rank excuses those that wait */
 enum { YIELDS_LEAST = 4, YIELDS_MOST = 256 };
 
 double par_seconds(void)
@@ -129,14 +130,24 @@ static bool look(par_local *me, const par_word *word, uint32_t target)
     return false;
 }
 
+/* Whether the rank waits for another one still: what it waited for may have come while the rank was stopped. */
+static bool still_waits(const par_segment *s, int rank, int *next)
+{
+    const par_area *area = &s->area[rank];
+    *next = atomic_load(&area->waits_for) - 1;
+    if (*next < 0) return false;
+    const par_word *word = (const par_word *)((const char *)s + atomic_load(&area->waits_word));
+    return !par_reached(word, atomic_load(&area->waits_target));
+}
+
 /* The deadline has passed: the rank waited for may itself wait, on another axis; follow to the one that does not. */
 static bool is_late(par_local *me, int other)
 {
     par_segment *s = me->world->segment;
     int waiter = me->rank, late = other;
     for (int hops = 0; hops < s->ranks; hops++) {
-        int next = atomic_load(&s->area[late].waits_for) - 1;
-        if (next < 0) break;
+        int next;
+        if (!still_waits(s, late, &next)) break;
         waiter = late;
         late = next;
     }
@@ -146,10 +157,24 @@ static bool is_late(par_local *me, int other)
     return par_stopped(me);
 }
 
+/* A rank that saves a checkpoint, say, is not late. It may be busy for a while only: it could have been stopped. */
+static bool is_excused(const par_segment *s, double excused)
+{
+    if (excused > BUSY_MOST_S && excused > BUSY_TIMEOUTS * s->timeout_s) return false;
+    for (int r = 0; r < s->ranks; r++)
+        if (atomic_load(&s->area[r].busy)) return true;
+    return false;
+}
+
+void par_busy(par_world *world, int rank, bool busy)
+{
+    if (world->segment) atomic_fetch_add(&world->segment->area[rank].busy, busy ? 1 : -1);
+}
+
 static bool sleep_until(par_local *me, int other, par_word *word, uint32_t target)
 {
     par_segment *s = me->world->segment;
-    double waited = 0, before = par_seconds();
+    double waited = 0, excused = 0, before = par_seconds();
     for (;;) {
         bool ended = atomic_load(&s->area[other].ended); /* read before the word: what it did last still counts */
         uint32_t value = atomic_load(&word->value);
@@ -164,7 +189,8 @@ static bool sleep_until(par_local *me, int other, par_word *word, uint32_t targe
         if (left <= 0) return is_late(me, other);
         futex_sleep(word, value, left < SLICE_S ? left : SLICE_S);
         double now = par_seconds(), slice = now - before;
-        waited += slice < LONGEST_SLICE_S ? slice : LONGEST_SLICE_S;
+        if (slice > LONGEST_SLICE_S) slice = LONGEST_SLICE_S;
+        *(is_excused(s, excused) ? &excused : &waited) += slice;
         before = now;
     }
 }
@@ -173,6 +199,8 @@ bool par_wait(par_local *me, int other, par_word *word, uint32_t target)
 {
     if (par_reached(word, target) || look(me, word, target)) return true;
     par_area *mine = &me->world->segment->area[me->rank];
+    atomic_store(&mine->waits_word, (char *)word - (char *)me->world->segment);
+    atomic_store(&mine->waits_target, target);
     atomic_store(&mine->waits_for, other + 1);
     atomic_fetch_add(&word->waiters, 1);
     bool arrived = sleep_until(me, other, word, target);

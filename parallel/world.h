@@ -88,7 +88,10 @@ typedef struct par_area {
     _Alignas(128) par_word arrived[PAR_SLOTS]; /* meetings come to, a slot */
     par_word posted;                           /* steps posted */
     par_word compared;                         /* steps agreed on: it reads no post and no recording of them any more */
-    _Atomic int32_t waits_for;                 /* rank + 1; 0: none */
+    _Atomic int32_t waits_for;                 /* rank + 1; 0: none; what for: the word at this offset of the segment ... */
+    _Atomic int64_t waits_word;
+    _Atomic uint32_t waits_target;             /* ... has come to this */
+    _Atomic int32_t busy;                      /* it does what takes long (saving): others' deadlines stand still */
     _Atomic int32_t ended;                     /* it has ended well: it will not come to anything more */
     _Atomic int32_t start_error;               /* errno of a process that could not be started */
     _Atomic int32_t collective;                /* par_collective it is in */

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -29,9 +30,34 @@ static void on_signal(int number)
     asked_to_end++;
 }
 
-/* Begins at step 7; what it does before that is the same for all. */
-static void act_at_step_7(const char *mode, int rank)
+static void stop_here(int number)
 {
+    (void)number;
+    raise(SIGSTOP);
+}
+
+/* Rank 1 is stopped while it waits for rank 0, which comes later. */
+static void stop_while_waiting(int rank)
+{
+    if (rank == 0) sleep_s(0.4);
+    if (rank != 1) return;
+    signal(SIGALRM, stop_here);
+    setitimer(ITIMER_REAL, &(struct itimerval){ .it_value.tv_usec = 200000 }, NULL);
+}
+
+static void be_busy(par_world *world, int rank)
+{
+    if (rank != 1) return;
+    par_busy(world, rank, true);
+    sleep_s(1);
+    par_busy(world, rank, false);
+}
+
+/* Begins at step 7; what it does before that is the same for all. */
+static void act_at_step_7(par_world *world, const char *mode, int rank)
+{
+    if (strcmp(mode, "stop waiting") == 0) stop_while_waiting(rank);
+    if (strcmp(mode, "busy") == 0) be_busy(world, rank);
     if (strcmp(mode, "kill") == 0 && rank == 2) raise(SIGKILL);
     if (strcmp(mode, "stop") == 0 && rank == 1) raise(SIGSTOP);
     if (strcmp(mode, "stop0") == 0 && rank == 0) raise(SIGSTOP);
@@ -53,7 +79,7 @@ static int run_steps(par_world *world, int rank, const char *mode)
     par_agree_options(world, rank, rank == 1 && strcmp(mode, "option") == 0 ? "strategy=fsdp" : "strategy=ddp");
     for (int64_t step = 0; step < 20 && ok; step++) {
         ranks_record(&p, 20);
-        if (step == 7) act_at_step_7(mode, rank);
+        if (step == 7) act_at_step_7(world, mode, rank);
         if (step == 7 && rank == 1 && strcmp(mode, "operation") == 0) ranks_differ(&p, 12);
         if (step == 7 && rank == 1 && strcmp(mode, "order") == 0) ranks_swap(&p, 12, 13);
         bool is_new = step == 0 || (step == 7 && rank == 1); /* the one that differs; the others replay */
@@ -172,6 +198,21 @@ START_TEST(test_a_stopped_rank_ends_all_at_the_deadline)
     outcome o = launch_that_fails("stop", 3, 1, "rank 1 did not arrive at all_reduce (call 1 of step 7) within 1 s");
     ck_assert_msg(o.seconds >= 1 && o.seconds < 1 + 5, "took %g s", o.seconds);
     launch_that_fails("stop0", 1, 0.5, "rank 0 was stopped by a signal and not continued");
+}
+END_TEST
+
+START_TEST(test_a_rank_stopped_while_it_waits_is_the_one_named)
+{
+    for (int i = 0; i < 3; i++)
+        launch_that_fails("stop waiting", 3, 1, "rank 1 did not arrive at all_reduce (call 1 of step 7) within 1 s");
+}
+END_TEST
+
+START_TEST(test_a_busy_rank_is_not_late)
+{
+    outcome o = launch("busy", 3, 0.5);
+    ck_assert_str_eq(o.message, "");
+    ck_assert_int_eq(o.status, 0);
 }
 END_TEST
 
@@ -425,7 +466,7 @@ int main(int argc, char **argv)
     const TTest *const tests[] = {
         test_collectives_equal_plain_sums_between_processes,
         test_a_killed_rank_ends_all_and_is_named,
-        test_a_stopped_rank_ends_all_at_the_deadline,
+        test_a_stopped_rank_ends_all_at_the_deadline, test_a_rank_stopped_while_it_waits_is_the_one_named, test_a_busy_rank_is_not_late,
         test_a_rank_that_ends_early_is_named,
         test_a_disagreement_ends_all_within_two_seconds,
         test_one_ranks_error_is_told_once_with_its_status,
