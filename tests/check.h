@@ -121,6 +121,19 @@ static inline CHECK_UNUSED td_context *open_cpu(td_dtype dtype)
     return td;
 }
 
+/* Whether oneDNN has bf16 matrix products on this processor; without, planning says so. */
+static inline CHECK_UNUSED bool has_bf16_products(void)
+{
+    td_context *td = td_open(&(td_options){ .dtype = TD_BF16, .log = check_log_line });
+    float x[4] = { 1, 2, 3, 4 };
+    td_tensor a = td_input(td, "a", TD_F32, TD_SHAPE(2, 2), x);
+    td_keep(td_matmul(a, a));
+    bool has = td_step(td);
+    if (!has) ck_assert_msg(strstr(td_error_text(td), "bf16 matrix products need a processor with AVX-512"), "%s", td_error_text(td));
+    td_close(td);
+    return has;
+}
+
 /* A number of N(0, 1), the same on every machine for the same counter: splitmix64, then Box and Muller. */
 static inline CHECK_UNUSED double check_normal(uint64_t counter)
 {

@@ -324,17 +324,6 @@ START_TEST(test_f32_agrees_with_f64)
 }
 END_TEST
 
-static bool has_bf16_products(void)
-{
-    td_context *td = open_cpu(TD_BF16);
-    td_item(td_sum(td_matmul(ones(td, 2, 2), ones(td, 2, 2)), TD_ALL, TD_DROP));
-    bool has = td_error(td) != TD_ERROR_UNSUPPORTED;
-    if (!has)
-        ck_assert_str_has(td_error_text(td), "bf16 matrix products need a processor with AVX-512");
-    td_close(td);
-    return has;
-}
-
 /* 8 bits of mantissa in the operands and the result: about 2^-9 each. Less than 1e-4 would mean that f32 was used. */
 START_TEST(test_bf16_products_agree_with_f64)
 {
