@@ -83,9 +83,17 @@ static bool one_update(td_context *td, const mlp *m, opt_optimizer *opt, job *j,
     return true;
 }
 
+/* What all ranks read, and where rank 0 writes. */
+typedef struct run_of {
+    const job *asked;
+    job *done;
+} run_of;
+
 static int train(par_world *world, int rank, void *user)
 {
-    job *j = user, own = *j;
+    const run_of *r = user;
+    const job *j = r->asked;
+    job own = *j;
     td_context *td = td_open(&(td_options){ .dtype = j->dtype, .seed = 7, .threads = 1, .poison = true, .log = NULL });
     par_attach(td, world, rank, &(par_options){ .strategy = j->strategy, .units = j->units, .bucket_bytes = 4096 });
     mlp m = make_mlp(td_root(td));
@@ -100,7 +108,7 @@ static int train(par_world *world, int rank, void *user)
     own.report = td_last_report(td);
     own.state_bytes = own.report.state_bytes;
     snprintf(own.error, sizeof own.error, "%s", td_error_text(td));
-    if (rank == 0) *j = own;
+    if (rank == 0) *r->done = own;
     opt_close(opt);
     td_close(td);
     return good ? 0 : 1;
@@ -108,9 +116,10 @@ static int train(par_world *world, int rank, void *user)
 
 static job run(int ranks, job j)
 {
-    int failed = par_run_threads(ranks, &(par_world_options){ .timeout_s = 20 }, train, &j);
-    ck_assert_msg(!failed, "%s on %d ranks: %s", j.strategy, ranks, j.error);
-    return j;
+    job done = j;
+    int failed = par_run_threads(ranks, &(par_world_options){ .timeout_s = 20 }, train, &(run_of){ &j, &done });
+    ck_assert_msg(!failed, "%s on %d ranks: %s", j.strategy, ranks, done.error);
+    return done;
 }
 
 static void assert_same_curve(const job *got, const job *want, double tolerance, int ranks)
@@ -248,8 +257,9 @@ START_TEST(test_a_pattern_that_matches_nothing_is_refused)
 {
     make_data();
     job j = { .dtype = TD_F32, .strategy = "fsdp", .units = "first,blocks.*", .accumulate = 1 };
-    ck_assert(par_run_threads(2, &(par_world_options){ .timeout_s = 5 }, train, &j) != 0);
-    ck_assert_str_has(j.error, "fsdp: the unit pattern 'blocks.*' matches no parameter; the first one is called 'first.weight'");
+    job done = j;
+    ck_assert(par_run_threads(2, &(par_world_options){ .timeout_s = 5 }, train, &(run_of){ &j, &done }) != 0);
+    ck_assert_str_has(done.error, "fsdp: the unit pattern 'blocks.*' matches no parameter; the first one is called 'first.weight'");
 }
 END_TEST
 
