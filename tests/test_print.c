@@ -10,6 +10,7 @@
 
 typedef struct job {
     const char *stage, *strategy;
+    int64_t bucket_bytes;
     char text[16384];
 } job;
 
@@ -26,7 +27,7 @@ static int one_step(par_world *world, int rank, void *user)
 {
     job *j = user;
     td_context *td = td_open(&(td_options){ .threads = 1, .print = rank ? NULL : j->stage, .log = rank ? ignore : keep_program, .log_user = j });
-    par_attach(td, world, rank, &(par_options){ .strategy = j->strategy });
+    par_attach(td, world, rank, &(par_options){ .strategy = j->strategy, .bucket_bytes = j->bucket_bytes });
     td_module root = td_root(td);
     nn_linear hidden = nn_linear_make(root, "hidden", 20, 16), out = nn_linear_make(root, "out", 16, 5);
     nn_dropout drop = nn_dropout_make(root, "drop", 0.2);
@@ -54,11 +55,11 @@ static void compare(const char *got, const char *want, const char *name)
     }
 }
 
-static void check_text(const char *stage, const char *strategy, int ranks, const char *name)
+static void check_text(const char *stage, const char *strategy, int64_t bucket_bytes, int ranks, const char *name)
 {
     static job j;
     char path[4096], want[16384] = "";
-    j = (job){ .stage = stage, .strategy = strategy };
+    j = (job){ .stage = stage, .strategy = strategy, .bucket_bytes = bucket_bytes };
     ck_assert_int_eq(par_run_threads(ranks, NULL, one_step, &j), 0);
     snprintf(path, sizeof path, "%s/tests/golden/print_%s.txt", TANDEM_SOURCE, name);
     bool write = getenv("TANDEM_WRITE_GOLDEN") != NULL;
@@ -72,9 +73,11 @@ static void check_text(const char *stage, const char *strategy, int ranks, const
     if (!write) compare(j.text, want, name);
 }
 
-START_TEST(test_what_is_recorded) { check_text("record", "single", 1, "record"); } END_TEST
-START_TEST(test_what_ddp_makes_of_it) { check_text("place", "ddp", 2, "ddp"); } END_TEST
-START_TEST(test_what_fsdp_makes_of_it) { check_text("place", "fsdp", 2, "fsdp"); } END_TEST
-START_TEST(test_the_plan) { check_text("plan", "single", 1, "plan"); } END_TEST
+START_TEST(test_what_is_recorded) { check_text("record", "single", 0, 1, "record"); } END_TEST
+START_TEST(test_what_ddp_makes_of_it) { check_text("place", "ddp", 0, 2, "ddp"); } END_TEST
+START_TEST(test_what_fsdp_makes_of_it) { check_text("place", "fsdp", 0, 2, "fsdp"); } END_TEST
+/* Three buckets: the one of the last layer is reduced in the middle of the backward. */
+START_TEST(test_how_ddp_is_scheduled) { check_text("schedule", "ddp", 400, 2, "schedule"); } END_TEST
+START_TEST(test_the_plan) { check_text("plan", "single", 0, 1, "plan"); } END_TEST
 
-TESTS("print", test_what_is_recorded, test_what_ddp_makes_of_it, test_what_fsdp_makes_of_it, test_the_plan)
+TESTS("print", test_what_is_recorded, test_what_ddp_makes_of_it, test_what_fsdp_makes_of_it, test_how_ddp_is_scheduled, test_the_plan)

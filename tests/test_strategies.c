@@ -13,7 +13,7 @@ enum { ROWS = 144, IN = 20, HIDDEN = 48, CLASSES = 5, STEPS = 20 };
 
 typedef struct job {
     td_dtype dtype;
-    const char *strategy, *units;
+    const char *strategy, *units, *passes;
     int accumulate;
     bool clip, unrolled;                      /* all micro-batches in one step */
     double losses[STEPS];
@@ -57,30 +57,58 @@ static td_tensor forward(const mlp *m, td_tensor x)
     return nn_linear_apply(&m->out, x);
 }
 
-/* The loss of micro-batch k of this rank's rows. */
-static td_tensor loss_of(td_context *td, const mlp *m, const job *j, par_world *world, int rank, int k)
+/* Copies of a rank's own rows, no larger, so that reading another's is found by the sanitizer. */
+typedef struct own_rows {
+    void *x;
+    int32_t *y;
+} own_rows;
+
+static own_rows rows_of(const job *j, int ranks, int rank, int k)
 {
-    int ranks = par_world_size(world), rows = ROWS / j->accumulate, first = k * rows + rank * (rows / ranks);
-    const void *data = j->dtype == TD_F64 ? (const void *)inputs[first] : (const void *)inputs_f32[first];
-    td_tensor x = td_batch(td, "x", td_float(td), TD_SHAPE(rows, IN), data);
-    td_tensor y = td_batch(td, "y", TD_I32, TD_SHAPE(rows), labels + first);
+    int micro = ROWS / j->accumulate, own = micro / ranks, first = k * micro + rank * own;
+    size_t bytes = (size_t)(own * IN) * (size_t)td_dtype_size(j->dtype);
+    own_rows r = { malloc(bytes), malloc((size_t)own * sizeof *r.y) };
+    if (!r.x || !r.y) exit(1);
+    memcpy(r.x, j->dtype == TD_F64 ? (const void *)inputs[first] : (const void *)inputs_f32[first], bytes);
+    memcpy(r.y, labels + first, (size_t)own * sizeof *r.y);
+    return r;
+}
+
+static void free_rows(own_rows *r, int count)
+{
+    for (int k = 0; k < count; k++) {
+        free(r[k].x);
+        free(r[k].y);
+    }
+}
+
+/* The loss of a micro-batch of which this rank has these rows. */
+static td_tensor loss_of(td_context *td, const mlp *m, const job *j, own_rows own)
+{
+    int rows = ROWS / j->accumulate;
+    td_tensor x = td_batch(td, "x", td_float(td), TD_SHAPE(rows, IN), own.x);
+    td_tensor y = td_batch(td, "y", TD_I32, TD_SHAPE(rows), own.y);
     return td_cross_entropy(forward(m, x), y);
 }
 
 static bool one_update(td_context *td, const mlp *m, opt_optimizer *opt, job *j, par_world *world, int rank, double *mean)
 {
     td_tensor loss[3];
+    own_rows own[3];
+    bool good = true;
     *mean = 0;
-    for (int k = 0; k < j->accumulate; k++) {
-        loss[k] = loss_of(td, m, j, world, rank, k);
+    for (int k = 0; k < j->accumulate; k++) own[k] = rows_of(j, par_world_size(world), rank, k);
+    for (int k = 0; k < j->accumulate && good; k++) {
+        loss[k] = loss_of(td, m, j, own[k]);
         td_keep(loss[k]);
         td_backward(td_scale(loss[k], 1.0 / j->accumulate));
         if (j->unrolled && k + 1 < j->accumulate) continue;
         if (k + 1 == j->accumulate) opt_step(opt, 1e-2);
-        if (!td_step(td)) return false;
-        for (int i = j->unrolled ? 0 : k; i <= k; i++) *mean += td_item(loss[i]) / j->accumulate;
+        good = td_step(td);
+        for (int i = j->unrolled ? 0 : k; i <= k && good; i++) *mean += td_item(loss[i]) / j->accumulate;
     }
-    return true;
+    free_rows(own, j->accumulate);
+    return good;
 }
 
 /* What all ranks read, and where rank 0 writes. */
@@ -94,7 +122,7 @@ static int train(par_world *world, int rank, void *user)
     const run_of *r = user;
     const job *j = r->asked;
     job own = *j;
-    td_context *td = td_open(&(td_options){ .dtype = j->dtype, .seed = 7, .threads = 1, .poison = true, .log = NULL });
+    td_context *td = td_open(&(td_options){ .dtype = j->dtype, .seed = 7, .threads = 1, .poison = true, .passes = j->passes });
     par_attach(td, world, rank, &(par_options){ .strategy = j->strategy, .units = j->units, .bucket_bytes = 4096 });
     mlp m = make_mlp(td_root(td));
     opt_optimizer *opt = opt_adamw(td_root(td), &(opt_adamw_options){ .decay = 0.01, .max_norm = j->clip ? 0.5 : 0 });
@@ -155,6 +183,20 @@ START_TEST(test_unrolled_accumulation_is_the_same)
     for (int s = 0; s < 2; s++) {
         job j = run(2, (job){ .dtype = TD_F64, .strategy = strategies[s], .accumulate = 3, .clip = true, .unrolled = true });
         assert_same_curve(&j, &one, 1e-10, 2);
+    }
+}
+END_TEST
+
+/* Without the schedule gradients are reduced after the whole backward, and units gathered where they are first read. */
+START_TEST(test_the_schedule_changes_no_result)
+{
+    make_data();
+    const char *const strategies[] = { "ddp", "fsdp" };
+    for (int s = 0; s < 2; s++) {
+        job with = run(2, (job){ .dtype = TD_F64, .strategy = strategies[s], .accumulate = 2, .clip = true });
+        job without = run(2, (job){ .dtype = TD_F64, .strategy = strategies[s], .accumulate = 2, .clip = true, .passes = "-schedule" });
+        assert_same_curve(&without, &with, 0, 2);
+        ck_assert_int_eq(without.sent_per_update, with.sent_per_update);
     }
 }
 END_TEST
@@ -229,7 +271,8 @@ static int read_gradient(par_world *world, int rank, void *user)
     mlp m = make_mlp(td_root(td));
     opt_optimizer *opt = opt_sgd(td_root(td), NULL);
     job j = { .dtype = TD_F64, .accumulate = 1 };
-    td_tensor loss = loss_of(td, &m, &j, world, rank, 0);
+    own_rows own = rows_of(&j, par_world_size(world), rank, 0);
+    td_tensor loss = loss_of(td, &m, &j, own);
     td_tensor g = td_gradient(loss, td_use(m.first.weight));
     td_backward(loss);
     opt_step(opt, 0.1);
@@ -238,6 +281,7 @@ static int read_gradient(par_world *world, int rank, void *user)
     td_keep(y);
     bool good = td_step(td);
     if (rank == 0) out[0] = td_item(y);
+    free_rows(&own, 1);
     opt_close(opt);
     td_close(td);
     return !good;
@@ -264,6 +308,6 @@ START_TEST(test_a_pattern_that_matches_nothing_is_refused)
 END_TEST
 
 TESTS("strategies", test_every_strategy_gives_one_ranks_curve_f64, test_every_strategy_gives_one_ranks_curve_f32,
-      test_unrolled_accumulation_is_the_same, test_strategies_are_bit_equal_without_clipping, test_bytes_sent_are_the_formulas,
+      test_unrolled_accumulation_is_the_same, test_the_schedule_changes_no_result, test_strategies_are_bit_equal_without_clipping, test_bytes_sent_are_the_formulas,
       test_each_rank_does_only_its_part, test_a_gradient_can_be_read_beside_its_update,
       test_a_pattern_that_matches_nothing_is_refused)
