@@ -210,6 +210,12 @@ TD_API bool td_state_write(td_state s, int64_t begin, int64_t count, const void 
 /* The range of s that this rank holds: [begin, end) of its elements in row-major order. Lays out state not yet laid. */
 TD_API bool td_state_owned(td_state s, int64_t *begin, int64_t *end);
 
+/* What is recorded between the two is not kept for the backward but computed again there, to the bit: random draws keep their keys.
+ * Memory falls, FLOPs rise by the scope's forward; td_last_report shows both. Scopes do not nest: an inner pair changes
+ * nothing. What a scope reads from outside and what is read of it outside is kept. */
+TD_API void td_recompute_begin(td_context *td);
+TD_API void td_recompute_end(td_context *td);
+
 /* ---- Inputs, outputs and the step ------------------------------------------------------------------------ */
 
 /* A value given by the caller, the same on every rank. `data` holds all elements and must stay until the step has run. */

@@ -117,6 +117,7 @@ typedef struct sweep {
     uint32_t nodes, values;                   /* of out when the sweep began */
     char *active;                             /* value: its gradient is wanted */
     td_id *gradient;                          /* value -> its gradient, or TD_NONE */
+    td_id *again;                             /* value of a scope -> computed again, or TD_NONE */
     bool *source;                             /* value: where the sweep ends */
     void *memory;
     size_t bytes;
@@ -125,13 +126,14 @@ typedef struct sweep {
 static bool sweep_open(differentiation *d, sweep *s)
 {
     *s = (sweep){ .nodes = d->out->node_count, .values = d->out->value_count };
-    s->bytes = s->values * (sizeof(td_id) + 2);
+    s->bytes = s->values * (2 * sizeof(td_id) + 2);
     s->memory = td_alloc(d->td, s->bytes, "program");
     if (!s->memory) return false;
     s->gradient = s->memory;
-    s->active = (char *)(s->gradient + s->values);
+    s->again = s->gradient + s->values;
+    s->active = (char *)(s->again + s->values);
     s->source = (bool *)(s->active + s->values);
-    memset(s->gradient, 0xFF, s->values * sizeof(td_id));
+    memset(s->gradient, 0xFF, 2 * s->values * sizeof(td_id));
     memset(s->active, 0, s->values * 2);
     return true;
 }
@@ -154,6 +156,44 @@ static void find_active(differentiation *d, sweep *s)
 
 enum { FEW = 16 };
 
+/* Value v of a scope of recomputation, computed again in the backward: its node once more, from what the scope reads. Nodes that read
+ * nothing of the scope wait for `after`, the gradient that asked: else they would be what they are copies of. */
+static td_id computed_again(differentiation *d, sweep *s, td_id v, uint32_t scope, td_id after)
+{
+    td_node n = d->out->nodes[d->out->values[v].node];
+    bool stays = n.scope != scope || (n.op->flags & (TD_OP_SOURCE | TD_OP_EFFECT)) || n.op == &td_op_part || s->source[v];
+    if (stays || d->td->error != TD_OK) return v;
+    if (s->again[v] != TD_NONE) return s->again[v];
+    size_t bytes = n.inputs * sizeof(td_id) + n.outputs * sizeof(td_value) + n.attr_bytes + 8;
+    td_value *outputs = td_alloc(d->td, bytes, "program"); /* copies: the program grows under what it holds */
+    if (!outputs) return v;
+    char *attr = (char *)(outputs + n.outputs);
+    td_id *inputs = (td_id *)(attr + (n.attr_bytes + 7) / 8 * 8);
+    memcpy(outputs, d->out->values + n.output, n.outputs * sizeof *outputs);
+    if (n.attr_bytes) memcpy(attr, d->out->attrs + n.attr, n.attr_bytes);
+    bool first = true;
+    for (uint32_t i = 0; i < n.inputs; i++) {
+        td_id in = d->out->inputs[n.input + i];
+        inputs[i] = computed_again(d, s, in, scope, after);
+        first = first && inputs[i] == in;
+    }
+    td_node like = n;
+    like.phase |= TD_BACKWARD_PHASE;
+    td_id made = td_emit(d->out, &(td_emission){ .op = n.op, .like = &like, .inputs = inputs, .input_count = (int)n.inputs, .attr = attr,
+                                                 .attr_bytes = n.attr_bytes, .outputs = outputs, .output_count = (int)n.outputs,
+                                                 .after = first ? after : TD_NONE });
+    td_free(d->td, outputs, bytes, "program");
+    if (made == TD_NONE) return v;
+    for (uint32_t k = 0; k < n.outputs; k++) s->again[n.output + k] = made + k;
+    return s->again[v];
+}
+
+/* What the gradient rule of a node sees as value v. */
+static td_id seen_by(differentiation *d, sweep *s, td_id v, uint32_t scope, td_id after)
+{
+    return scope ? computed_again(d, s, v, scope, after) : v;
+}
+
 /* Records the reverse of node n, whose outputs' gradients are partly known. */
 static bool reverse_node(differentiation *d, sweep *s, uint32_t index)
 {
@@ -167,17 +207,19 @@ static bool reverse_node(differentiation *d, sweep *s, uint32_t index)
         if (!handles) return false;
         wanted = (bool *)(handles + count);
     }
-    td_tensor none = { .td = d->td, .id = TD_NONE };
+    td_tensor none = td_no_tensor(d->td);
+    td_id after = TD_NONE;
+    for (uint32_t k = 0; k < n.outputs && after == TD_NONE; k++) after = s->gradient[n.output + k];
     td_tensor *in = handles, *din = in + n.inputs, *out = din + n.inputs, *dout = out + n.outputs;
     for (uint32_t i = 0; i < n.inputs; i++) {
         td_id v = d->out->inputs[n.input + i];
-        in[i] = td_handle(d->out, v);
+        in[i] = td_handle(d->out, seen_by(d, s, v, n.scope, after));
         din[i] = none;
         wanted[i] = s->active[v];
     }
     for (uint32_t k = 0; k < n.outputs; k++) {
         td_id v = n.output + k;
-        out[k] = td_handle(d->out, v);
+        out[k] = td_handle(d->out, seen_by(d, s, v, n.scope, after));
         dout[k] = s->gradient[v] == TD_NONE ? none : td_handle(d->out, s->gradient[v]);
     }
     if (!n.op->gradient) {
@@ -191,7 +233,7 @@ static bool reverse_node(differentiation *d, sweep *s, uint32_t index)
                                                 .outputs = (int)n.outputs, .in = in, .out = out, .dout = dout, .wanted = wanted, .din = din });
         td_free(d->td, attr, n.attr_bytes, "program");
         for (uint32_t i = 0; i < n.inputs && d->td->error == TD_OK; i++) {
-            td_id v = in[i].id;
+            td_id v = d->out->inputs[n.input + i];
             if (!td_failed(din[i]) && wanted[i]) s->gradient[v] = sum_of(d, s->gradient[v], din[i].id);
         }
         td_scope_restore(d->td, before);

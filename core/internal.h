@@ -70,6 +70,8 @@ struct td_context {
     uint32_t module_stack[64];
     int module_depth;
     uint32_t phase;                           /* of what is being recorded */
+    uint32_t scope, scopes;                   /* of recomputation: open now (0: none), and how many in this recording */
+    uint32_t scope_depth;
     uint32_t generation;                      /* the last one given to a program */
     uint32_t draws_stamp;
     uint32_t backwards;                       /* recorded in this step */

@@ -61,8 +61,10 @@ static bool convert_node(precision *p, uint32_t index)
     }
     td_tensor t = td_record_sized(p->td, n.op, here_of(&n), (int)n.inputs, in, td_node_attr(p->in, &n), n.attr_bytes);
     if (in != few) td_free(p->td, in, n.inputs * sizeof *in, "program");
+    if (p->td->error != TD_OK) return false;
     for (uint32_t k = 0; k < n.outputs; k++) p->map[n.output + k] = t.id + k;
-    return p->td->error == TD_OK;
+    p->out->nodes[p->out->node_count - 1].scope = n.scope;
+    return true;
 }
 
 td_program *td_precision_pass(const td_program *in)

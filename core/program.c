@@ -59,7 +59,7 @@ bool td_program_same(const td_program *a, const td_program *b)
         return false;
     for (uint32_t n = 0; n < a->node_count; n++) {
         const td_node *x = &a->nodes[n], *y = &b->nodes[n];
-        if (x->op != y->op || x->module != y->module || x->phase != y->phase || x->input != y->input || x->output != y->output ||
+        if (x->op != y->op || x->module != y->module || x->phase != y->phase || x->scope != y->scope || x->input != y->input || x->output != y->output ||
             x->attr != y->attr || x->attr_bytes != y->attr_bytes || x->inputs != y->inputs || x->outputs != y->outputs)
             return false;
     }
@@ -86,6 +86,7 @@ td_node *td_append(td_program *p, int inputs, int outputs, size_t attr_bytes)
     n->attr = p->attr_count, n->attr_bytes = (uint32_t)attr_bytes;
     n->hash = 0;
     n->after = TD_NONE;
+    n->scope = 0;
     p->input_count += (uint32_t)inputs;
     p->value_count += (uint32_t)outputs;
     p->attr_count += attrs;
@@ -103,6 +104,7 @@ td_id td_emit(td_program *p, const td_emission *e)
     n->line = e->like ? e->like->line : 0;
     n->module = e->like ? e->like->module : 0;
     n->phase = e->like ? e->like->phase : e->phase;
+    n->scope = e->like ? e->like->scope : 0;
     n->after = e->after;
     if (e->input_count) memcpy(p->inputs + n->input, e->inputs, (size_t)e->input_count * sizeof *e->inputs);
     if (e->attr_bytes) memcpy(p->attrs + n->attr, e->attr, e->attr_bytes);

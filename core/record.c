@@ -57,7 +57,7 @@ static void locate_error(td_context *td, td_here here)
 static void fold(td_program *p, td_node *n)
 {
     td_context *td = p->td;
-    uint64_t h = td_mix(p->hash, op_hash(td, n->op) + n->phase);
+    uint64_t h = td_mix(p->hash, op_hash(td, n->op) + n->phase + ((uint64_t)n->scope << 32));
     h = td_mix(h, td->modules[n->module].hash);
     for (uint32_t i = 0; i < n->inputs; i++) h = td_mix(h, n->output - p->inputs[n->input + i]);
     for (uint32_t a = 0; a < n->attr_bytes; a += 8) {
@@ -96,6 +96,7 @@ static td_tensor append_call(td_program *p, const td_call *call, td_here here, c
     n->line = here.line;
     n->module = td->module;
     n->phase = td->phase;
+    n->scope = p == &td->recording ? td->scope : 0;
     for (int i = 0; i < call->inputs; i++) p->inputs[n->input + (uint32_t)i] = in[i].id;
     if (call->attr_bytes) memcpy(p->attrs + n->attr, call->attr, call->attr_bytes);
     for (int k = 0; k < call->outputs; k++) { /* size by size: what the rule has just written is slow to read as a whole */
@@ -135,6 +136,20 @@ td_tensor td_record_sized(td_context *td, const td_op *op, td_here here, int n, 
 td_tensor td_record(const td_op *op, td_here here, int n, const td_tensor *in, const void *attr)
 {
     return in[0].td ? td_record_sized(in[0].td, op, here, n, in, attr, op->attr_bytes) : td_no_tensor(NULL);
+}
+
+void td_recompute_begin(td_context *td)
+{
+    if (td->error == TD_OK && td->scope_depth++ == 0) td->scope = ++td->scopes;
+}
+
+void td_recompute_end(td_context *td)
+{
+    if (td->error != TD_OK) return;
+    if (!td->scope_depth)
+        td_fail(td, TD_ERROR_USAGE, "td_recompute_end: no td_recompute_begin came before it");
+    else if (--td->scope_depth == 0)
+        td->scope = 0;
 }
 
 td_shape td_shape_at(td_tensor t)

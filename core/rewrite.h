@@ -67,6 +67,7 @@ typedef struct td_node {
     uint32_t output, outputs;                 /* range of program->values */
     uint32_t attr, attr_bytes;                /* range of program->attrs, 8-byte aligned */
     uint32_t after;                           /* a value that must exist before this node runs, or TD_NONE */
+    uint32_t scope;                           /* of recomputation, from 1; 0: none */
 } td_node;
 
 typedef struct td_program {

@@ -289,6 +289,7 @@ static void begin_recording(td_context *td)
     td_program_reset(&td->recording, ++td->generation);
     td->slot_count = 0;
     td->phase = 0;
+    td->scope = td->scopes = td->scope_depth = 0;
     td->backwards = 0;
     td->gradients_recorded = td->updates_recorded = false;
     td->draws_stamp++;

@@ -294,7 +294,8 @@ static bool place_by_rule(placer *pl, uint32_t index)
                       ? TD_NONE
                       : td_emit(pl->out, &(td_emission){ .op = n.op, .like = &n, .inputs = inputs, .input_count = (int)n.inputs,
                                                          .attr = td_node_attr(pl->in, &n), .attr_bytes = n.attr_bytes, .outputs = outputs,
-                                                         .output_count = (int)n.outputs, .after = TD_NONE });
+                                                         .output_count = (int)n.outputs,
+                                                         .after = n.after == TD_NONE ? TD_NONE : pl->map[n.after] });
     if (inputs != few) td_free(pl->td, inputs, n.inputs * sizeof *inputs, "program");
     for (uint32_t k = 0; k < n.outputs; k++) pl->map[n.output + k] = first == TD_NONE ? TD_NONE : first + k;
     return td_error(pl->td) == TD_OK;
