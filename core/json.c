@@ -352,6 +352,24 @@ const td_json *td_json_get(const td_json *object, const char *name)
     return member;
 }
 
+const char *td_json_get_string(const td_json *object, const char *name)
+{
+    const td_json *member = td_json_get(object, name);
+    return member && member->kind == TD_JSON_STRING ? member->string : NULL;
+}
+
+int64_t td_json_get_whole(const td_json *object, const char *name, int64_t otherwise)
+{
+    const td_json *member = td_json_get(object, name);
+    return member && member->kind == TD_JSON_NUMBER && member->whole ? member->integer : otherwise;
+}
+
+double td_json_get_number(const td_json *object, const char *name, double otherwise)
+{
+    const td_json *member = td_json_get(object, name);
+    return member && member->kind == TD_JSON_NUMBER ? member->number : otherwise;
+}
+
 /* ---- Writing -------------------------------------------------------------------------------------------- */
 
 static void json_put(td_json_writer *w, const char *text, size_t bytes)
@@ -470,6 +488,13 @@ void td_json_put_integer(td_json_writer *w, const char *name, int64_t value)
 {
     char text[32];
     snprintf(text, sizeof text, "%lld", (long long)value);
+    json_put_bare(w, name, text);
+}
+
+void td_json_put_unsigned(td_json_writer *w, const char *name, uint64_t value)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%llu", (unsigned long long)value);
     json_put_bare(w, name, text);
 }
 

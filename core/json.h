@@ -45,6 +45,10 @@ TD_API void td_json_close(td_json_document *document);           /* NULL is allo
 TD_API const td_json *td_json_root(const td_json_document *document);
 /* The member of an object; NULL when there is none, or `object` is NULL or no object. */
 TD_API const td_json *td_json_get(const td_json *object, const char *name);
+/* The member's value where it is of the kind; else NULL or `otherwise`. */
+TD_API const char *td_json_get_string(const td_json *object, const char *name);
+TD_API int64_t td_json_get_whole(const td_json *object, const char *name, int64_t otherwise);
+TD_API double td_json_get_number(const td_json *object, const char *name, double otherwise);
 
 /* A text being built. `name` is the member's within an object and NULL elsewhere. After a failure (memory) the context
  * has an error, further calls do nothing and the text is NULL. Bytes of a string that are not UTF-8 become U+FFFD. */
@@ -64,6 +68,7 @@ TD_API void td_json_close_array(td_json_writer *w);
 TD_API void td_json_put_string(td_json_writer *w, const char *name, const char *value); /* NULL: null */
 TD_API void td_json_put_number(td_json_writer *w, const char *name, double value);
 TD_API void td_json_put_integer(td_json_writer *w, const char *name, int64_t value);
+TD_API void td_json_put_unsigned(td_json_writer *w, const char *name, uint64_t value);
 TD_API void td_json_put_boolean(td_json_writer *w, const char *name, bool value);
 TD_API void td_json_put_null(td_json_writer *w, const char *name);
 /* What was written, on one line; owned by the writer. NULL after a failure. */

@@ -7,6 +7,7 @@
  * format is that of github.com/huggingface/safetensors, version 0.4, with its limit of 100 MB on the header.
  * A file is mapped: cutting it short while it is open is beyond what can be reported.
  */
+#include "core/file.h"
 #include "core/json.h"
 
 #include <errno.h>
@@ -352,76 +353,33 @@ static bool check_header(td_context *td, const char *path, const char *text, siz
     return same;
 }
 
-static bool write_all(int fd, const void *data, int64_t bytes)
-{
-    for (const char *at = data; bytes > 0;) {
-        ssize_t done = write(fd, at, bytes > 1 << 30 ? 1 << 30 : (size_t)bytes);
-        if (done < 0 && errno == EINTR) continue;
-        if (done < 0) return false;
-        at += done;
-        bytes -= done;
-    }
-    return true;
-}
+/* What a file is made of. */
+typedef struct content {
+    const char *header;
+    size_t header_bytes;
+    const td_safetensors_entry *entries;
+    int64_t count;
+} content;
 
-static bool write_content(int fd, const char *header, size_t header_bytes, const td_safetensors_entry *entries,
-                          int64_t count)
+static bool put_content(int fd, const void *user)
 {
-    size_t padding = (8 - header_bytes % 8) % 8;
-    uint64_t length = header_bytes + padding;
-    bool ok = write_all(fd, &length, LENGTH_BYTES) && write_all(fd, header, (int64_t)header_bytes) &&
-              write_all(fd, "        ", (int64_t)padding);
-    for (int64_t i = 0; i < count && ok; i++) ok = write_all(fd, entries[i].data, entries[i].bytes);
-    return ok && fsync(fd) == 0;
-}
-
-/* Makes a rename in path's directory last. Some file systems have no such call (EINVAL) and need none. */
-static bool sync_directory(const char *path, char *scratch)
-{
-    const char *slash = strrchr(path, '/');
-    size_t length = slash == path ? 1 : slash ? (size_t)(slash - path) : 1;
-    memcpy(scratch, slash ? path : ".", length);
-    scratch[length] = 0;
-    int fd = open(scratch, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) return false;
-    bool ok = fsync(fd) == 0 || errno == EINVAL;
-    int error = errno;
-    close(fd);
-    errno = error;
+    const content *c = user;
+    size_t padding = (8 - c->header_bytes % 8) % 8;
+    uint64_t length = c->header_bytes + padding;
+    bool ok = td_file_put(fd, &length, LENGTH_BYTES) && td_file_put(fd, c->header, (int64_t)c->header_bytes) &&
+              td_file_put(fd, "        ", (int64_t)padding);
+    for (int64_t i = 0; i < c->count && ok; i++) ok = td_file_put(fd, c->entries[i].data, c->entries[i].bytes);
     return ok;
-}
-
-/* temporary: room for path + ".tmp". Sets errno on failure and leaves no temporary file then. */
-static bool write_file(const char *path, char *temporary, const char *header, size_t header_bytes,
-                       const td_safetensors_entry *entries, int64_t count)
-{
-    strcat(strcpy(temporary, path), ".tmp");
-    int fd = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
-    if (fd < 0) return false;
-    bool ok = write_content(fd, header, header_bytes, entries, count);
-    int error = errno;
-    if (close(fd) != 0 && ok) ok = false, error = errno;
-    if (ok && rename(temporary, path) == 0) return sync_directory(path, temporary);
-    if (ok) error = errno;
-    unlink(temporary);
-    errno = error;
-    return false;
 }
 
 bool td_safetensors_write(td_context *td, const char *path, const td_safetensors_entry *entries, int64_t count,
                           const char *const *metadata)
 {
-    size_t room = strlen(path) + sizeof ".tmp";
-    char *temporary = td_alloc(td, room, "safetensors");
-    if (!temporary) return false;
     td_json_writer w = td_json_begin(td);
     const char *header = build_header(&w, path, entries, count, metadata);
-    bool ok = header && check_header(td, path, header, w.bytes, entries, metadata != NULL);
-    if (ok && !write_file(path, temporary, header, w.bytes, entries, count)) {
-        td_fail(td, TD_ERROR_DATA, "%s: cannot be written: %s", path, strerror(errno));
-        ok = false;
-    }
+    content all = { .header = header, .header_bytes = w.bytes, .entries = entries, .count = count };
+    bool ok = header && check_header(td, path, header, w.bytes, entries, metadata != NULL) &&
+              td_file_replace(td, path, put_content, &all);
     td_json_end(&w);
-    td_free(td, temporary, room, "safetensors");
     return ok;
 }

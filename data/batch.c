@@ -40,6 +40,7 @@ static const loader_column *find_column(const data_batch *b, const char *name, t
 static const void *column_memory(const data_batch *b, const loader_column *column)
 {
     const data_loader *l = b->loader;
+    if (l->options.shapes_only) return l; /* an input has an address, though nobody reads there */
     return l->memory + b->sequence % l->slots * l->slot_bytes + column->offset;
 }
 
@@ -56,6 +57,11 @@ const void *data_rows_at(const data_batch *b, const char *name, data_column *col
 {
     const loader_column *found = find_column(b, name, here);
     if (!found) return NULL;
+    if (b->loader->options.shapes_only) {
+        td_fail(b->loader->td, TD_ERROR_USAGE,
+                "data_rows: the loader was opened for shapes only and has no rows (%s:%d)", here.file, here.line);
+        return NULL;
+    }
     if (column) *column = (data_column){ found->name, found->dtype, found->shape, found->classes };
     return column_memory(b, found);
 }

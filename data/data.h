@@ -136,6 +136,8 @@ typedef struct data_loader_options {
     int hold;       /* micro-batches that stay valid, the newest included; 0: 2 */
     td_dtype dtype; /* of float columns and weight: TD_F64, or TD_F32 (default): td_float(td) */
     data_policy policy;
+    bool shapes_only; /* batches have shapes and no rows: takes no memory for them and starts no thread. For td_plan,
+                         which reads no data; a step must not run on them */
 } data_loader_options;
 
 typedef struct data_loader data_loader;
@@ -174,7 +176,8 @@ TD_API bool data_next(data_loader *loader, data_batch *b);
 #define data_get(b, name) data_get_at((b), (name), TD_HERE)
 TD_API td_tensor data_get_at(const data_batch *b, const char *name, td_here here);
 
-/* This rank's rows of the column in host memory (local_rows, ...), and what they are. NULL and an error as data_get. */
+/* This rank's rows of the column in host memory (local_rows, ...), and what they are. NULL and an error as
+ * data_get, and from a loader of shapes only. */
 #define data_rows(b, name, column) data_rows_at((b), (name), (column), TD_HERE)
 TD_API const void *data_rows_at(const data_batch *b, const char *name, data_column *column, td_here here);
 
@@ -200,6 +203,90 @@ enum { DATA_POSITION_BYTES = 256 };
 /* One line of text, no newline, and back; false: not such a line. */
 TD_API void data_position_text(const data_position *position, char text[DATA_POSITION_BYTES]);
 TD_API bool data_position_parse(const char *text, data_position *out);
+
+/* ---- Text: tokenizers ----------------------------------------------------------------------------------- */
+
+/* Text to token ids (i32) and back. Used by one thread at a time: encoding remembers words.
+ *
+ *     data_tokenizer *tokenizer = data_tokenizer_open(td, "gpt2");
+ *     data_ids *ids = data_text(td, "book.txt", tokenizer);
+ *     data_set *train = data_windows(td, ids, &(data_windows_options){ .context = 64, .part = DATA_TRAIN });
+ */
+typedef struct data_tokenizer data_tokenizer;
+
+/* Byte-level BPE as GPT-2 has it (Radford et al. 2019). `path` is a folder with a tokenizer.json of Hugging Face's form,
+ * or with vocab.json and merges.txt; or a tokenizer.json itself. Of a tokenizer.json are understood: a BPE model; the
+ * pre-tokenizers ByteLevel, and Split by a regular expression before it (matched by PCRE2); added tokens, found in the
+ * text as they stand; the normalizer NFC as far as text is in that form already: other text is encoded as it is, after
+ * one warning. Letters and numbers are PCRE2's. Nothing is put before or after a text.
+ * Errors: a missing file, no JSON of this form (by line or name), merges that are broken or not in the vocabulary, an
+ * id given twice, a tokenizer that does what is not understood (by name). */
+TD_API data_tokenizer *data_tokenizer_open(td_context *td, const char *path);
+/* One id for each character of the text, in the order of their code points. Errors: an empty text. */
+TD_API data_tokenizer *data_tokenizer_characters(td_context *td, const char *text, int64_t bytes);
+/* The same of a text file, plain or gzip. */
+TD_API data_tokenizer *data_tokenizer_characters_of(td_context *td, const char *path);
+/* One id for each byte, its value. */
+TD_API data_tokenizer *data_tokenizer_bytes(td_context *td);
+TD_API void data_tokenizer_close(data_tokenizer *tokenizer); /* NULL is allowed */
+
+TD_API int64_t data_tokenizer_vocabulary(const data_tokenizer *tokenizer); /* ids are below; 0 for NULL */
+/* The same for tokenizers that give the same ids, and nearly surely for no others: a checkpoint keeps it. */
+TD_API uint64_t data_tokenizer_fingerprint(const data_tokenizer *tokenizer);
+/* The id whose text is exactly this, "<|endoftext|>" say; -1: none. */
+TD_API int32_t data_tokenizer_token(const data_tokenizer *tokenizer, const char *text);
+/* The characters of data_tokenizer_characters as text, which makes the same tokenizer again; owned by it. NULL for
+ * other kinds. */
+TD_API const char *data_tokenizer_alphabet(const data_tokenizer *tokenizer, int64_t *bytes);
+
+/* Returns how many ids the text has, and writes the first `room` of them; -1 and an error on failure. A byte of text has
+ * at most one id. Bytes that are not UTF-8 are read as U+FFFD, one for each part that no character starts with, as
+ * Python's errors="replace" does (data_tokenizer_bytes takes them as they are): such a byte may have three ids.
+ * Errors: a character or byte outside the vocabulary, memory. */
+TD_API int64_t data_tokenizer_encode(data_tokenizer *tokenizer, const char *text, int64_t bytes, int32_t *ids,
+                                     int64_t room);
+/* Returns how many bytes the ids have, and writes the first `room` of them, no 0 after them; -1 and an error for an id
+ * outside the vocabulary. The bytes of one id need not be whole characters. */
+TD_API int64_t data_tokenizer_decode(const data_tokenizer *tokenizer, const int32_t *ids, int64_t count, char *text,
+                                     int64_t room);
+
+/* ---- Text: data sets ------------------------------------------------------------------------------------ */
+
+/* A long sequence of token ids, in memory or in a mapped file. Sets over it need it open. */
+typedef struct data_ids data_ids;
+
+/* A text file, plain or gzip, encoded; the tokenizer may be closed afterwards. Errors as data_tokenizer_encode's, and of
+ * the file: missing, empty, unreadable. */
+TD_API data_ids *data_text(td_context *td, const char *path, data_tokenizer *tokenizer);
+
+typedef struct data_tokens_options {
+    int bits;           /* of an id: 16 (default) or 32 */
+    int64_t vocabulary; /* ids must be below; 0: 2^bits, for 32 bits 2^31 */
+} data_tokens_options;
+
+/* A file of unsigned little-endian ids and nothing else, mapped into memory; it must not become shorter while it is
+ * open. NULL options are the defaults. Errors: a missing or empty file, a size that is not whole ids. An id outside the
+ * vocabulary is an error of the sample that holds it. */
+TD_API data_ids *data_tokens(td_context *td, const char *path, const data_tokens_options *options);
+
+TD_API int64_t data_ids_count(const data_ids *ids); /* 0 for NULL */
+TD_API void data_ids_close(data_ids *ids);          /* NULL is allowed */
+
+typedef enum data_part { DATA_ALL, DATA_TRAIN, DATA_VALIDATION } data_part;
+
+typedef struct data_windows_options {
+    int64_t context;  /* ids of x, and of y; no default */
+    data_part part;   /* the training part is the first floor(fraction * count) ids, validation the rest */
+    double fraction;  /* 0: 0.9 */
+    bool consecutive; /* sample i is window i, without overlap of x; a rest is left out. Else random crops, sample i's
+                         place keyed by (seed, i) */
+    uint64_t seed;    /* of crops */
+    int64_t count;    /* crops the set has; 0: 2^40, so that they do not come again */
+} data_windows_options;
+
+/* Windows of the ids: columns "x" and "y", i32 (context), where y[k] is the id after x[k]; `classes` is the vocabulary.
+ * Errors: a part shorter than context + 1 ids, options out of range. */
+TD_API data_set *data_windows(td_context *td, const data_ids *ids, const data_windows_options *options);
 
 #ifdef __cplusplus
 }

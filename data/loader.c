@@ -230,6 +230,7 @@ data_loader *data_loader_open(td_context *td, const data_set *set, const data_lo
     l->set = set;
     l->options = o;
     lay_out(l);
+    if (o.shapes_only) return l;
     if (take_memory(l) && make_locks(l) && data_start_threads(l)) return l;
     data_loader_close(l);
     return NULL;
@@ -299,6 +300,10 @@ bool data_next(data_loader *l, data_batch *b)
 {
     *b = (data_batch){ 0 };
     if (!l || td_error(l->td) != TD_OK || loader_place(l, l->given) >= loader_end_place(l)) return false;
+    if (l->options.shapes_only) {
+        *b = describe(l, l->given++);
+        return true;
+    }
     loader_slot slot = wait_for_next(l);
     if (slot.failed) {
         td_fail(l->td, TD_ERROR_DATA, "%s: sample %" PRId64 ": %s", l->set->name, slot.sample, slot.error);
@@ -369,6 +374,11 @@ bool data_seek(data_loader *l, const data_position *position)
 {
     if (!l || (position && !position_fits(l, position))) return false;
     int64_t batch = position ? position->epoch * l->batches + position->batch : 0;
+    if (l->options.shapes_only) {
+        l->first_sequence = l->given;
+        l->first_place = batch * l->options.accumulate;
+        return true;
+    }
     pthread_mutex_lock(&l->lock);
     l->paused = true;
     while (l->active) pthread_cond_wait(&l->done, &l->lock);

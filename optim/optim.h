@@ -63,6 +63,28 @@ typedef struct opt_adam_options {
 } opt_adam_options;
 typedef opt_adam_options opt_adamw_options;
 
+typedef struct opt_adagrad_options {
+    double eps;                  /* 0: 1e-10 */
+    double rate_decay;           /* the rate is divided by 1 + rate_decay * updates done */
+    double decay;                /* added to the gradient: decay * parameter */
+    double max_norm;             /* these five as in opt_sgd_options */
+    bool track_norm;
+    const opt_group *groups;
+    int group_count;
+    const char *name;
+} opt_adagrad_options;
+
+typedef struct opt_lion_options {
+    double beta1;                /* 0: 0.9 */
+    double beta2;                /* 0: 0.99 */
+    double decay;                /* parameter *= 1 - rate * decay */
+    double max_norm;             /* these five as in opt_sgd_options */
+    bool track_norm;
+    const opt_group *groups;
+    int group_count;
+    const char *name;
+} opt_lion_options;
+
 /* Each takes the parameters under `under` that train now. NULL options are the defaults. Parameters that no
  * optimizer has keep their values; two optimizers must not share any.
  * NULL and an error of the context: nothing to train, an option out of its range, a group that fits nothing, memory.
@@ -70,10 +92,15 @@ typedef opt_adam_options opt_adamw_options;
  *     sgd     d = g + decay p;  b = momentum b + (1 - dampening) d, at first d;  p -= rate b
  *             with nesterov  p -= rate (d + momentum b)
  *     adam    Kingma and Ba, arXiv:1412.6980, algorithm 1
- *     adamw   Loshchilov and Hutter, arXiv:1711.05101, algorithm 2, its decay times the rate */
+ *     adamw   Loshchilov and Hutter, arXiv:1711.05101, algorithm 2, its decay times the rate
+ *     adagrad d = g + decay p;  s += d^2;  p -= rate d / (sqrt(s) + eps)       (Duchi, Hazan, Singer, JMLR 2011)
+ *     lion    p -= rate (sign(beta1 m + (1 - beta1) g) + decay p);  m = beta2 m + (1 - beta2) g
+ *             (Chen et al., arXiv:2302.06675, algorithm 2) */
 TD_API opt_optimizer *opt_sgd(td_module under, const opt_sgd_options *options);
 TD_API opt_optimizer *opt_adam(td_module under, const opt_adam_options *options);
 TD_API opt_optimizer *opt_adamw(td_module under, const opt_adamw_options *options);
+TD_API opt_optimizer *opt_adagrad(td_module under, const opt_adagrad_options *options);
+TD_API opt_optimizer *opt_lion(td_module under, const opt_lion_options *options);
 /* Frees the optimizer; moments and counter stay, they are the context's. NULL is allowed. */
 TD_API void opt_close(opt_optimizer *opt);
 

@@ -13,9 +13,7 @@ static bool bench_update(run_loop *run, const run_model *model, void *object, co
     td_tensor part = { 0 };
     run->comm_before = run->world ? par_sent(run->world, run->rank, NULL) : 0;
     for (int64_t micro = 1; micro <= run->accumulate; micro++) {
-        part = model->loss(object, b);
-        if (run->accumulate > 1) part = td_scale(part, 1.0 / (double)run->accumulate);
-        td_backward(part);
+        part = run_backward(run, model->loss(object, b));
         if (micro == run->accumulate) opt_step(run->opt, run_rate(run, 0));
         if (!td_step(run->td)) return false;
     }
@@ -30,20 +28,19 @@ void run_bench(run_loop *run, const run_model *model, void *object)
     data_batch b;
     int64_t steps = run->steps ? run->steps : TIMED_STEPS;
     if (run_failed(run) || !run->loader || !data_next(run->loader, &b)) return;
-    for (int64_t step = 0; step < WARM_UP_STEPS && !run->stopping; step++) {
+    for (int64_t step = 0; step < WARM_UP_STEPS; step++) {
         if (!bench_update(run, model, object, &b)) return;
         if (step == 0) run->first_loss = run->loss;
     }
     run->timed = 0;
-    for (int64_t step = 0; step < steps; step++) {
-        if (run->ranks == 1 && run_signal()) break;
+    for (int64_t step = 0; step < steps; step++)
         if (!bench_update(run, model, object, &b)) return;
-    }
-    double ms = run_median_ms(run);
+    int64_t updates;
+    double ms = run_median_ms(run, &updates);
     run_say(run, "%s, %s, %s on %d rank%s, batch %lld: %.3f ms a step (median of %lld), %.0f items/s", run->name,
             run_flags_text(&run->flags, "dtype"), run->strategy, run->ranks, run->ranks == 1 ? "" : "s",
-            (long long)run->batch, ms, (long long)run->timed, ms > 0 ? 1000 * (double)run->batch / ms : 0);
-    run_record_summary(run, "bench", false);
+            (long long)run->batch, ms, (long long)updates, ms > 0 ? 1000 * (double)run->batch / ms : 0);
+    run_summary(run, "bench", false);
 }
 
 /* ---- plan */
@@ -95,8 +92,7 @@ static void print_plan(run_loop *run, const td_report *r)
     td_json_open_object(&w, NULL);
     put_plan(run, r, &w);
     td_json_close_object(&w);
-    const char *text = td_json_text(&w);
-    if (text && (printf("%s\n", text) < 0 || fflush(stdout))) td_fail(run->td, TD_ERROR_DATA, "cannot write to stdout");
+    run_print_object(run, &w);
     td_json_end(&w);
 }
 
@@ -106,10 +102,7 @@ void run_plan(run_loop *run, const run_model *model, void *object)
 {
     data_batch b;
     if (run_failed(run) || !run->loader || !data_next(run->loader, &b)) return;
-    for (int64_t micro = 0; micro < run->accumulate; micro++) {
-        td_tensor loss = model->loss(object, &b);
-        td_backward(run->accumulate > 1 ? td_scale(loss, 1.0 / (double)run->accumulate) : loss);
-    }
+    for (int64_t micro = 0; micro < run->accumulate; micro++) run_backward(run, model->loss(object, &b));
     opt_step(run->opt, run_rate(run, 0));
     if (!td_plan(run->td)) return;
     td_report report = td_last_report(run->td);

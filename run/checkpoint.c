@@ -33,8 +33,7 @@ static bool is_complete(const char *out, int64_t step)
     return size < (int)sizeof path && access(path, R_OK) == 0;
 }
 
-/* The highest complete step below `below`; -1: none. */
-static int64_t latest_below(const char *out, int64_t below)
+int64_t run_latest_below(const char *out, int64_t below)
 {
     char path[RUN_PATH];
     int size = snprintf(path, sizeof path, "%s/checkpoints", out);
@@ -49,7 +48,7 @@ static int64_t latest_below(const char *out, int64_t below)
     return latest;
 }
 
-int64_t run_latest(const char *out) { return latest_below(out, INT64_MAX); }
+int64_t run_latest(const char *out) { return run_latest_below(out, INT64_MAX); }
 
 /* ---- This rank's file */
 
@@ -214,7 +213,8 @@ static void put_header(run_loop *run, td_json_writer *w)
     td_json_put_integer(w, "step", td_updates(run->td));
     td_json_put_integer(w, "schedule_steps", run->schedule_steps);
     td_json_put_number(w, "first_loss", run->first_loss);
-    td_json_put_integer(w, "seed", (int64_t)td_seed(run->td));
+    td_json_put_number(w, "final_loss", run->loss);
+    td_json_put_unsigned(w, "seed", td_seed(run->td));
     td_json_put_string(w, "position", position);
     td_json_put_integer(w, "batch", run->batch);
     td_json_put_integer(w, "accumulate", run->accumulate);
@@ -282,25 +282,47 @@ static bool remove_strangers(run_loop *run, const char *dir)
 static bool put_in_place(run_loop *run, const char *partial, const char *final)
 {
     char parent[RUN_PATH];
-    if (!run_path(run->td, parent, "%s/checkpoints", run->out)) return false;
-    if (!run_sync_directory(run->td, partial) || !run_remove_tree(run->td, final)) return false;
-    if (rename(partial, final)) {
-        td_fail(run->td, TD_ERROR_DATA, "cannot rename %s to %s: %s", partial, final, strerror(errno));
-        return false;
-    }
-    return run_sync_directory(run->td, parent);
+    return run_path(run->td, parent, "%s/checkpoints", run->out) && run_sync_directory(run->td, partial) &&
+           run_remove_tree(run->td, final) && run_rename(run->td, partial, final) &&
+           run_sync_directory(run->td, parent);
 }
 
-static bool prune(run_loop *run, int64_t newest)
+/* Older checkpoints than those that are kept. */
+static bool prune_old(run_loop *run, int64_t newest)
 {
     int64_t step = newest;
-    for (int kept = 1; kept < KEPT_CHECKPOINTS && step >= 0; kept++) step = latest_below(run->out, step);
-    while (step >= 0 && (step = latest_below(run->out, step)) >= 0) {
+    for (int kept = 1; kept < KEPT_CHECKPOINTS && step >= 0; kept++) step = run_latest_below(run->out, step);
+    while (step >= 0 && (step = run_latest_below(run->out, step)) >= 0) {
         char path[RUN_PATH];
         if (!run_path(run->td, path, "%s/checkpoints/step-%lld", run->out, (long long)step)) return false;
         if (!run_remove_tree(run->td, path)) return false;
     }
     return true;
+}
+
+/* What crashes left: no rank writes a checkpoint now. */
+static bool prune_partial(run_loop *run)
+{
+    char path[RUN_PATH];
+    if (!run_path(run->td, path, "%s/checkpoints", run->out)) return false;
+    DIR *entries = opendir(path);
+    bool ok = true;
+    for (struct dirent *entry; ok && entries && (entry = readdir(entries));) {
+        if (entry->d_name[0] != '.' || step_of(entry->d_name + 1) < 0) continue;
+        ok = run_path(run->td, path, "%s/checkpoints/%s", run->out, entry->d_name) && run_remove_tree(run->td, path);
+    }
+    if (entries) closedir(entries);
+    return ok;
+}
+
+/* By rank 0, when all files are there. */
+static bool complete(run_loop *run, int64_t step, const char *partial, const char *final)
+{
+    run_busy(run, true);
+    bool ok = remove_strangers(run, partial) && write_manifest(run, partial) && put_in_place(run, partial, final) &&
+              prune_old(run, step) && prune_partial(run);
+    run_busy(run, false);
+    return ok;
 }
 
 bool run_save(run_loop *run)
@@ -309,16 +331,16 @@ bool run_save(run_loop *run)
     if (!*run->out || run_failed(run)) return !run_failed(run);
     if (run->saved_step == step) return true;
     char partial[RUN_PATH], final[RUN_PATH];
+    run_busy(run, true);
     bool ok = run_path(run->td, partial, "%s/checkpoints/.step-%lld", run->out, (long long)step) &&
               run_path(run->td, final, "%s/checkpoints/step-%lld", run->out, (long long)step) &&
               run_make_directory(run->td, partial) && write_part(run, partial);
+    run_busy(run, false);
     if (ok && run->ranks > 1) {
         run_any(run, false); /* all files are there */
         ok = !run_failed(run);
     }
-    if (ok && run->rank == 0)
-        ok = remove_strangers(run, partial) && write_manifest(run, partial) && put_in_place(run, partial, final) &&
-             prune(run, step);
+    if (ok && run->rank == 0) ok = complete(run, step, partial, final);
     if (!ok) {
         run_remove_tree(run->td, partial);
         return false;

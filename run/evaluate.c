@@ -51,11 +51,9 @@ static void say_result(run_loop *run)
     run_say(run, "eval at step %lld%s", (long long)td_updates(run->td), text);
 }
 
-bool run_evaluate(run_loop *run)
+static data_loader *open_loader(run_loop *run)
 {
-    run_evaluation *e = &run->evaluation;
-    if (!e->set || run_failed(run)) return !run_failed(run);
-    data_loader *loader = data_loader_open(run->td, e->set, &(data_loader_options){
+    return data_loader_open(run->td, run->evaluation.set, &(data_loader_options){
         .batch = run->batch / run->accumulate,
         .rank = run->rank,
         .world = run->ranks,
@@ -64,15 +62,28 @@ bool run_evaluate(run_loop *run)
         .threads = 1,
         .dtype = td_float(run->td),
     });
+}
+
+bool run_evaluate(run_loop *run)
+{
+    run_evaluation *e = &run->evaluation;
+    if (!e->set || run_failed(run)) return !run_failed(run);
+    if (e->loader ? !data_seek(e->loader, NULL) : !(e->loader = open_loader(run))) return false;
     td_mode before = td_get_mode(run->td);
     td_set_mode(run->td, TD_EVAL);
-    bool ok = loader && evaluate_all(run, loader);
+    bool ok = evaluate_all(run, e->loader);
     td_set_mode(run->td, before);
-    data_loader_close(loader);
     if (!ok) return false;
     e->step = td_updates(run->td);
     say_result(run);
     return true;
+}
+
+void run_evaluation_close(run_evaluation *e)
+{
+    data_loader_close(e->loader);
+    data_set_close(e->set);
+    *e = (run_evaluation){ .step = -1 };
 }
 
 void run_evaluate_on(run_loop *run, data_set *set, run_measure measure, void *model)
@@ -81,6 +92,6 @@ void run_evaluate_on(run_loop *run, data_set *set, run_measure measure, void *mo
         data_set_close(set);
         return;
     }
-    data_set_close(run->evaluation.set);
+    run_evaluation_close(&run->evaluation);
     run->evaluation = (run_evaluation){ .set = set, .measure = measure, .model = model, .step = -1 };
 }

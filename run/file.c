@@ -1,13 +1,15 @@
-/* Files that a crash leaves whole: written beside, synced, renamed. Every error names the path and the reason. */
+/* Paths, directories and whole files. Every error names the path and the reason. */
 #include "run/loop.h"
 
 #include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include "core/file.h"
 
 bool run_path(td_context *td, char path[RUN_PATH], const char *format, ...)
 {
@@ -46,38 +48,30 @@ bool run_make_directory(td_context *td, const char *path)
 
 bool run_sync_directory(td_context *td, const char *path)
 {
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) return file_fail(td, "open directory", path);
-    bool synced = fsync(fd) == 0 || errno == EINVAL; /* some file systems have no such thing */
-    if (!synced) file_fail(td, "sync", path);
-    close(fd);
-    return synced;
+    return td_file_sync_directory(path) || file_fail(td, "sync", path);
 }
 
-static bool write_all(int fd, const char *text, size_t bytes)
+bool run_rename(td_context *td, const char *from, const char *to)
 {
-    while (bytes) {
-        ssize_t n = write(fd, text, bytes);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return false;
-        text += n;
-        bytes -= (size_t)n;
-    }
-    return true;
+    if (!rename(from, to)) return true;
+    td_fail(td, TD_ERROR_DATA, "cannot rename %s to %s: %s", from, to, strerror(errno));
+    return false;
+}
+
+typedef struct text_content {
+    const char *text;
+    size_t bytes;
+} text_content;
+
+static bool put_text(int fd, const void *user)
+{
+    const text_content *content = user;
+    return td_file_put(fd, content->text, (int64_t)content->bytes);
 }
 
 bool run_write_file(td_context *td, const char *path, const char *text, size_t bytes)
 {
-    char temporary[RUN_PATH];
-    if (!run_path(td, temporary, "%s.partial", path)) return false;
-    int fd = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (fd < 0) return file_fail(td, "write", path);
-    bool ok = write_all(fd, text, bytes) && fsync(fd) == 0;
-    if (!ok) file_fail(td, "write", path);
-    if (close(fd) && ok) ok = file_fail(td, "write", path);
-    if (ok && rename(temporary, path)) ok = file_fail(td, "write", path);
-    if (!ok) unlink(temporary);
-    return ok;
+    return td_file_replace(td, path, put_text, &(text_content){ text, bytes });
 }
 
 static bool remove_in(td_context *td, const char *path, int depth)
@@ -91,12 +85,13 @@ static bool remove_in(td_context *td, const char *path, int depth)
         struct stat status;
         ok = run_path(td, inner, "%s/%s", path, entry->d_name);
         if (!ok || lstat(inner, &status)) continue;
-        if (S_ISDIR(status.st_mode)) ok = depth > 0 && remove_in(td, inner, depth - 1);
+        if (S_ISDIR(status.st_mode) && depth == 0) errno = ENOTEMPTY, ok = file_fail(td, "remove", inner);
+        else if (S_ISDIR(status.st_mode)) ok = remove_in(td, inner, depth - 1);
         else if (unlink(inner) && errno != ENOENT) ok = file_fail(td, "remove", inner);
     }
     closedir(dir);
     return ok && (rmdir(path) == 0 || errno == ENOENT || file_fail(td, "remove", path));
 }
 
-/* What run/ writes is two folders deep: checkpoints/step-N. */
-bool run_remove_tree(td_context *td, const char *path) { return remove_in(td, path, 2); }
+/* What run/ writes is three folders deep: previous-1/checkpoints/step-N. */
+bool run_remove_tree(td_context *td, const char *path) { return remove_in(td, path, 3); }

@@ -18,19 +18,19 @@ static bool flags_fail(run_flags *f, const char *format, ...)
     return false;
 }
 
-static run_value *find(run_flags *f, const char *name)
+static run_value *find_value(run_flags *f, const char *name)
 {
     for (int i = 0; i < f->count; i++)
         if (!strcmp(f->values[i].flag->name, name)) return &f->values[i];
     return NULL;
 }
 
-const run_value *run_flags_find(const run_flags *f, const char *name) { return find((run_flags *)f, name); }
+static const run_value *find(const run_flags *f, const char *name) { return find_value((run_flags *)f, name); }
 
 bool run_flags_add(run_flags *f, const run_flag *table)
 {
     for (; table && table->name; table++) {
-        run_value *value = find(f, table->name);
+        run_value *value = find_value(f, table->name);
         if (!value && f->count == RUN_MAX_FLAGS) return flags_fail(f, "more than %d flags are declared", RUN_MAX_FLAGS);
         if (!value) value = &f->values[f->count++];
         free(value->text);
@@ -58,6 +58,7 @@ static const struct {
     [RUN_COUNT] = { "a whole number of at least 1", true, false },
     [RUN_COUNTS] = { "whole numbers of at least 1 with commas between them, as 1024,1024", true, true },
     [RUN_WHOLE] = { "a whole number of at least 0", true, false },
+    [RUN_SEED] = { "a whole number of at least 0, below 2^64", true, false },
     [RUN_POSITIVE] = { "a number above 0", false, false },
     [RUN_AMOUNT] = { "a number of at least 0", false, false },
     [RUN_FRACTION] = { "a number from 0 to below 1", false, false },
@@ -76,11 +77,13 @@ static bool in_range(run_flag_kind kind, double x)
 /* One number at *at, up to the end or, in a list, a comma; *at then stands behind it. */
 static bool number_fits(const run_flag *flag, const char **at)
 {
-    if (!**at || strchr(" \t\n\v\f\r+", **at)) return false;
+    bool whole = kinds[flag->kind].whole;
+    if (!**at || strchr(whole ? " \t\n\v\f\r+-" : " \t\n\v\f\r+", **at)) return false;
     char *end;
     errno = 0;
-    double x = kinds[flag->kind].whole ? (double)strtoll(*at, &end, 10) : strtod(*at, &end);
-    if (end == *at || errno == ERANGE || !isfinite(x)) return false;
+    uint64_t n = whole ? strtoull(*at, &end, 10) : 0;
+    double x = whole ? (double)n : strtod(*at, &end);
+    if (end == *at || errno == ERANGE || !isfinite(x) || (n > INT64_MAX && flag->kind != RUN_SEED)) return false;
     if (!in_range(flag->kind, x) || (flag->most > 0 && x > flag->most)) return false;
     if (*end == ',' && kinds[flag->kind].list) end++;
     else if (*end) return false;
@@ -157,8 +160,9 @@ static bool fail_unknown(run_flags *f, const char *name)
     for (int i = 0; i < f->count; i++) {
         const char *other = f->values[i].flag->name;
         if (!applies(f, f->values[i].flag)) continue;
-        int edits = strlen(name) > 2 && !strncmp(other, name, strlen(name)) ? 1 : distance(name, other);
-        if (edits < least && edits < (int)strlen(other)) least = edits, nearest = other;
+        int length = (int)strlen(name);
+        int edits = length > 2 && !strncmp(other, name, (size_t)length) ? 1 : distance(name, other);
+        if (edits < least && edits <= length / 2 && edits < (int)strlen(other)) least = edits, nearest = other;
     }
     if (nearest) return flags_fail(f, "unknown flag --%.40s: did you mean --%s?", name, nearest);
     return flags_fail(f, "unknown flag --%.40s: '%s --help' lists all", name, f->program);
@@ -166,7 +170,7 @@ static bool fail_unknown(run_flags *f, const char *name)
 
 bool run_flags_set(run_flags *f, const char *name, const char *text, run_source source)
 {
-    run_value *value = find(f, name);
+    run_value *value = find_value(f, name);
     if (!value) return fail_unknown(f, name);
     if (!applies(f, value->flag) && source == RUN_GIVEN)
         return flags_fail(f, "--%s is no flag of '%s': leave it out, or see '%s --help'", name, f->program, f->program);
@@ -182,7 +186,7 @@ bool run_flags_set(run_flags *f, const char *name, const char *text, run_source 
 
 void run_flags_unset(run_flags *f, const char *name)
 {
-    run_value *value = find(f, name);
+    run_value *value = find_value(f, name);
     if (!value) return;
     free(value->text);
     value->text = NULL;
@@ -199,7 +203,7 @@ static bool parse_one(run_flags *f, int argc, char **argv, int *i)
     if (length >= sizeof name) length = sizeof name - 1;
     memcpy(name, begin, length);
     name[length] = 0;
-    run_value *value = find(f, name);
+    run_value *value = find_value(f, name);
     if (!value) return fail_unknown(f, name);
     if (value->flag->kind == RUN_SWITCH) {
         if (equals && strcmp(equals + 1, "true") && strcmp(equals + 1, "false"))
@@ -277,6 +281,15 @@ static bool is_of_the_run(const char *name)
     return true;
 }
 
+/* As a number where readers of JSON keep all its digits, else as text. */
+static void put_seed(td_json_writer *to, const char *name, uint64_t seed)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%llu", (unsigned long long)seed);
+    if (seed <= INT64_MAX) td_json_put_unsigned(to, name, seed);
+    else td_json_put_string(to, name, text);
+}
+
 void run_flags_put(const run_flags *f, td_json_writer *to)
 {
     for (int i = 0; i < f->count; i++) {
@@ -286,6 +299,7 @@ void run_flags_put(const run_flags *f, td_json_writer *to)
         switch (value->flag->kind) {
         case RUN_SWITCH: td_json_put_boolean(to, name, !strcmp(value->text, "true")); break;
         case RUN_COUNT: case RUN_WHOLE: td_json_put_integer(to, name, strtoll(value->text, NULL, 10)); break;
+        case RUN_SEED: put_seed(to, name, strtoull(value->text, NULL, 10)); break;
         case RUN_POSITIVE:
         case RUN_AMOUNT:
         case RUN_FRACTION: td_json_put_number(to, name, strtod(value->text, NULL)); break;
@@ -298,14 +312,14 @@ void run_flags_put(const run_flags *f, td_json_writer *to)
 
 const char *run_flags_text(const run_flags *f, const char *name)
 {
-    const run_value *value = run_flags_find(f, name);
+    const run_value *value = find(f, name);
     return value ? value->text : NULL;
 }
 
 int64_t run_flags_whole(const run_flags *f, const char *name)
 {
     const char *text = run_flags_text(f, name);
-    return text ? strtoll(text, NULL, 10) : 0;
+    return text ? (int64_t)strtoull(text, NULL, 10) : 0;
 }
 
 double run_flags_number(const run_flags *f, const char *name)
@@ -320,9 +334,15 @@ bool run_flags_on(const run_flags *f, const char *name)
     return text && !strcmp(text, "true");
 }
 
+const char *run_flags_standard(const run_flags *f, const char *name)
+{
+    const run_value *value = find(f, name);
+    return value ? value->flag->standard : NULL;
+}
+
 run_source run_flags_source(const run_flags *f, const char *name)
 {
-    const run_value *value = run_flags_find(f, name);
+    const run_value *value = find(f, name);
     return value ? value->source : RUN_DEFAULT;
 }
 
@@ -332,7 +352,7 @@ static void help_value(const run_flag *flag, char *to, size_t room)
 {
     static const char *const words[] = {
         [RUN_SWITCH] = "", [RUN_TEXT] = "TEXT", [RUN_CHOICE] = "", [RUN_COUNT] = "N", [RUN_COUNTS] = "N,N,...",
-        [RUN_WHOLE] = "N", [RUN_POSITIVE] = "X", [RUN_AMOUNT] = "X", [RUN_FRACTION] = "P",
+        [RUN_WHOLE] = "N", [RUN_SEED] = "N", [RUN_POSITIVE] = "X", [RUN_AMOUNT] = "X", [RUN_FRACTION] = "P",
     };
     snprintf(to, room, "--%s %s", flag->name, flag->choices ? flag->choices : words[flag->kind]);
 }

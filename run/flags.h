@@ -12,7 +12,7 @@
 
 #include "core/json.h"
 
-enum { RUN_MAX_FLAGS = 64, RUN_MAX_TABLES = 3 };
+enum { RUN_MAX_FLAGS = 64 };
 
 typedef enum run_source { RUN_DEFAULT, RUN_SAVED, RUN_CONFIG, RUN_GIVEN } run_source;
 
@@ -45,11 +45,11 @@ bool run_flags_parse(run_flags *flags, int *argc, char **argv);
 /* Reads a JSON file of the same names. Names of other commands are passed over. false and flags->error. */
 bool run_flags_load(run_flags *flags, const char *path, run_source source);
 
-const run_value *run_flags_find(const run_flags *flags, const char *name);
 const char *run_flags_text(const run_flags *flags, const char *name);     /* NULL: no value */
-int64_t run_flags_whole(const run_flags *flags, const char *name);        /* 0: no value */
+int64_t run_flags_whole(const run_flags *flags, const char *name);        /* 0: no value; the bits of a RUN_SEED */
 double run_flags_number(const run_flags *flags, const char *name);        /* 0: no value */
 bool run_flags_on(const run_flags *flags, const char *name);
+const char *run_flags_standard(const run_flags *flags, const char *name); /* the default; NULL: none */
 run_source run_flags_source(const run_flags *flags, const char *name);
 
 /* The text of --help. */

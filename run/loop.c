@@ -1,6 +1,5 @@
 /* The training loop: what happens between two calls of the model. */
 #include <math.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,6 +21,7 @@ void run_train_on(run_loop *run, data_set *set)
                        (long long)run->batch, (long long)set->count, set->name);
         return;
     }
+    bool plans = run->flags.command == RUN_PLAN, stays = run->flags.command == RUN_BENCH; /* on one batch */
     run->loader = data_loader_open(run->td, set, &(data_loader_options){
         .batch = run->batch,
         .accumulate = run->accumulate,
@@ -30,7 +30,10 @@ void run_train_on(run_loop *run, data_set *set)
         .seed = td_seed(run->td),
         .shuffle = true,
         .threads = 1,
+        .prefetch = stays ? 1 : 0,
+        .hold = stays ? 1 : 0,
         .dtype = td_float(run->td),
+        .shapes_only = plans,
     });
     if (run->loader && !run->steps) run->steps = run_flags_whole(&run->flags, "epochs") * data_batches(run->loader);
 }
@@ -38,16 +41,37 @@ void run_train_on(run_loop *run, data_set *set)
 /* Takes everything from the last checkpoint. */
 static bool resume(run_loop *run)
 {
+    run_busy(run, true);
     run_restore *r = run_restore_open(run, true);
     bool ok = r && run_restore_states(run, r) && run_restore_position(run, r);
     if (ok) {
         run->saved_step = run_restore_step(r);
-        run->first_loss = run_restore_first_loss(r);
+        run->first_loss = run_restore_loss(r, "first_loss");
+        run->loss = run_restore_loss(r, "final_loss");
         if (!run->schedule_steps) run->schedule_steps = run_restore_schedule_steps(r);
         td_set_updates(run->td, run->saved_step);
     }
     run_restore_close(r);
+    run_busy(run, false);
     return ok;
+}
+
+static bool check_schedule(run_loop *run)
+{
+    int64_t warmup = run_flags_whole(&run->flags, "warmup");
+    if (!run->schedule_steps) run->schedule_steps = run->steps;
+    if (warmup <= run->schedule_steps) return true;
+    run_fail_usage(run, "--warmup %lld is more than the %lld updates the schedule spans: give a smaller one, or more "
+                        "--schedule-steps", (long long)warmup, (long long)run->schedule_steps);
+    return false;
+}
+
+static void announce(run_loop *run)
+{
+    run_say(run, "%s %s: %lld parameters, %s on %d rank%s, batch %lld, steps %lld to %lld",
+            run_flags_on(&run->flags, "resume") ? "going on" : "training", run->name,
+            (long long)td_parameter_elements(run->td), run->strategy, run->ranks, run->ranks == 1 ? "" : "s",
+            (long long)run->batch, (long long)run->first_step + 1, (long long)run->steps);
 }
 
 static bool start(run_loop *run)
@@ -57,19 +81,20 @@ static bool start(run_loop *run)
         td_fail(run->td, TD_ERROR_USAGE, "run_next: there is no data to train on: run_train_on comes first");
         return false;
     }
+    if (run->eval_every && !run->evaluation.set) {
+        run_fail_usage(run, "--eval-every has nothing to evaluate on: %s has no data for it; leave it out", run->name);
+        return false;
+    }
     /* Lays out the parameters: what is wrong with --units is known before anything is written. */
     if (td_state_count(run->td) && !td_state_owned(td_state_at(run->td, 0), &begin, &end)) return false;
     run->started = true;
-    bool resumed = run_flags_on(&run->flags, "resume");
-    if (resumed && !resume(run)) return false;
-    if (!run->schedule_steps) run->schedule_steps = run->steps;
-    int64_t step = td_updates(run->td);
-    if (!run_record_open(run, step)) return false;
-    run->first_step = step;
-    const char *how = resumed ? "going on" : "training";
-    run_say(run, "%s %s: %lld parameters, %s on %d rank%s, batch %lld, steps %lld to %lld", how, run->name,
-            (long long)td_parameter_elements(run->td), run->strategy, run->ranks, run->ranks == 1 ? "" : "s",
-            (long long)run->batch, (long long)step + 1, (long long)run->steps);
+    if (run_flags_on(&run->flags, "resume") && !resume(run)) return false;
+    if (!check_schedule(run)) return false;
+    run->first_step = td_updates(run->td);
+    if (run->first_step < run->steps) {
+        if (!run_record_prepare(run)) return false;
+        announce(run);
+    }
     run->mark = run_now();
     return true;
 }
@@ -108,6 +133,13 @@ bool run_any(run_loop *run, bool flag)
 
 /* ---- One update */
 
+td_tensor run_backward(run_loop *run, td_tensor loss)
+{
+    td_tensor part = run->accumulate == 1 ? loss : td_scale(loss, 1.0 / (double)run->accumulate);
+    td_backward(part);
+    return part;
+}
+
 /* Signals reach ranks at different times: all stop behind the same update, the first that any of them knew of it. */
 static bool run_update_step(run_loop *run, opt_optimizer *opt, td_tensor *any)
 {
@@ -130,14 +162,14 @@ static bool check_numbers(run_loop *run)
 {
     bool norm_bad = opt_has_norm(run->opt) && !isfinite(run->grad_norm);
     if (isfinite(run->loss) && !norm_bad) return true;
+    double number = isfinite(run->loss) ? run->grad_norm : run->loss;
     char kept[RUN_PATH + 64] = "";
-    int64_t last = *run->out ? run_latest(run->out) : -1;
-    if (last >= 0)
-        snprintf(kept, sizeof kept, "; the last good checkpoint is %.900s/checkpoints/step-%lld", run->out,
-                 (long long)last);
-    td_fail(run->td, TD_ERROR_NUMBER, "step %lld: the %s is %g: stopped; TD_EAGER=1 names the operation that made it%s",
+    if (run->saved_step >= 0)
+        snprintf(kept, sizeof kept, "; the last checkpoint saved is %.900s/checkpoints/step-%lld", run->out,
+                 (long long)run->saved_step);
+    td_fail(run->td, TD_ERROR_NUMBER, "step %lld: the %s is %s: stopped; TD_EAGER=1 names the operation that made it%s",
             (long long)td_updates(run->td), isfinite(run->loss) ? "gradient's norm" : "loss",
-            isfinite(run->loss) ? run->grad_norm : run->loss, kept);
+            isnan(number) ? "nan" : number < 0 ? "-inf" : "inf", kept);
     return false;
 }
 
@@ -148,14 +180,18 @@ static void look_after(run_loop *run)
 {
     int64_t step = td_updates(run->td);
     bool first = step == run->first_step + 1, last = step >= run->steps || run->stopping;
+    bool evaluates = run->evaluation.set && (step >= run->steps || is_due(step, run->eval_every));
+    bool logs = first || last || evaluates || is_due(step, run->log_every);
     if (step == 1) run->first_loss = run->loss;
     if (!check_numbers(run)) return;
     run_progress_draw(run, last);
     if (last) run_progress_end(run);
-    if (step >= run->steps || (!last && is_due(step, run->eval_every))) run_evaluate(run);
-    if (run_failed(run)) return;
-    if (first || last || is_due(step, run->log_every) || run->evaluation.step == step) run_record_step(run);
-    if (!last && is_due(step, run->save_every)) run_save(run);
+    if (first && !run_record_open(run)) return;
+    if (logs) run_say_step(run);
+    if (last && evaluates && !run_save(run)) return; /* an evaluation that fails takes nothing with it */
+    if (evaluates && !run_evaluate(run)) return;
+    if (logs && !run_record_step(run)) return;
+    if (last || is_due(step, run->save_every)) run_save(run);
 }
 
 void run_step(run_loop *run, opt_optimizer *opt, td_tensor loss)
@@ -163,8 +199,7 @@ void run_step(run_loop *run, opt_optimizer *opt, td_tensor loss)
     if (!run || run_failed(run)) return;
     if (!run->opt) run->opt = opt;
     if (run->micro == 0) run->comm_before = run->world ? par_sent(run->world, run->rank, NULL) : 0;
-    td_tensor part = run->accumulate == 1 ? loss : td_scale(loss, 1.0 / (double)run->accumulate), any = { 0 };
-    td_backward(part);
+    td_tensor part = run_backward(run, loss), any = { 0 };
     bool last = run->micro + 1 == run->accumulate;
     if (!(last ? run_update_step(run, opt, &any) : td_step(run->td))) return;
     run->loss_sum += td_item(part);
@@ -184,32 +219,53 @@ void run_step(run_loop *run, opt_optimizer *opt, td_tensor loss)
 
 /* ---- The end */
 
+static void say_stopped(run_loop *run, int64_t step)
+{
+    if (step == 0)
+        run_say(run, "stopped by a signal before the first update: there is nothing to save");
+    else if (run->saved_step == step)
+        run_say(run, "stopped by a signal after step %lld, saved: --resume --out %s goes on", (long long)step,
+                run->out);
+    else run_say(run, "stopped by a signal after step %lld; nothing is saved without --out", (long long)step);
+}
+
 static void finish(run_loop *run)
 {
     int64_t step = td_updates(run->td);
     bool stopped = run->stopping && step < run->steps;
-    bool trained = run->started && step > run->first_step;
+    bool trained = step > run->first_step;
+    if (!run->started || (trained && !run_save(run))) return;
     if (!stopped && run->evaluation.step != step) run_evaluate(run);
-    if (trained && !run_save(run)) return;
     run_record_close(run);
-    if (run_failed(run) || !run->started) return;
-    if (stopped && !*run->out)
-        run_say(run, "stopped by a signal after step %lld; nothing is saved without --out", (long long)step);
-    else if (stopped)
-        run_say(run, "stopped by a signal after step %lld, saved: --resume --out %s goes on", (long long)step,
-                run->out);
+    if (run_failed(run)) return;
+    if (stopped) say_stopped(run, step);
     else if (!trained)
         run_say(run, "nothing to do: step %lld of %lld is done; a larger --steps goes on", (long long)step,
                 (long long)run->steps);
-    if (trained && !stopped) run_plot(run);
-    run_record_summary(run, "train", trained);
+    /* The process that made the last checkpoint may have been killed before it came to this. */
+    bool reports = trained || (run->saved_step == step && !run_summary_stands(run, step));
+    if (reports && !stopped) run_plot(run);
+    run_summary(run, "train", reports);
     if (!run_failed(run) && *run->out && trained)
         run_say(run, "checkpoint: %s/checkpoints/step-%lld", run->out, (long long)step);
 }
 
+/* What a memory error is about is the size of the run. */
+static void memory_hint(const run_loop *run, char *to, size_t room)
+{
+    td_report report = td_last_report(run->td);
+    double mib = 1.0 / (1 << 20);
+    int size = snprintf(to, room, "; a smaller model or --batch, or a larger --accumulate, takes less");
+    if (report.state_bytes && size < (int)room)
+        snprintf(to + size, room - (size_t)size, " (a rank was to hold %.0f MiB of state and %.0f of a step)",
+                 mib * (double)report.state_bytes, mib * (double)report.step_bytes);
+}
+
 static void print_error(const run_loop *run)
 {
-    const char *text = *run->usage ? run->usage : td_error_text(run->td);
+    char text[2048], hint[256] = "";
+    if (!run->refused && td_error(run->td) == TD_ERROR_MEMORY) memory_hint(run, hint, sizeof hint);
+    snprintf(text, sizeof text, "%.1700s%s", run->refused ? run->refusal : td_error_text(run->td), hint);
     if (run->world && par_launched())
         par_fail_world(run->world, run->rank, text); /* the launcher prints one for all ranks */
     else fprintf(stderr, "%s: %s\n", run->name, text);
@@ -219,7 +275,7 @@ static void release(run_loop *run)
 {
     data_loader_close(run->loader);
     data_set_close(run->train);
-    data_set_close(run->evaluation.set);
+    run_evaluation_close(&run->evaluation);
     opt_close(run->opt);
     td_close(run->td);
     if (run->world) par_world_close(run->world);
@@ -233,13 +289,17 @@ int run_close(run_loop *run)
         fprintf(stderr, "out of memory for a run\n");
         return 1;
     }
-    if (!run_failed(run) && run->flags.command == RUN_TRAIN) finish(run);
+    bool trains = run->flags.command == RUN_TRAIN;
+    if (!run_failed(run) && trains) finish(run);
+    if (!run_failed(run) && !trains && run->progress.error) /* what it prints is all it does */
+        td_fail(run->td, TD_ERROR_DATA, "cannot write to stdout: %s", strerror(run->progress.error));
     int status = run->status;
     if (run_failed(run) && !run->ended) {
         run_record_close(run);
         run_progress_end(run);
         print_error(run);
-        status = *run->usage || (!run->started && td_error(run->td) == TD_ERROR_USAGE) ? 2 : 1;
+        bool usage = !run->started && td_error(run->td) == TD_ERROR_USAGE;
+        status = run->refused ? run->refused : usage ? 2 : 1;
     }
     release(run);
     run_signals_release();

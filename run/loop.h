@@ -21,14 +21,16 @@ typedef struct run_memory {
 /* The line that shows how far a run is. */
 typedef struct run_progress {
     FILE *to;                     /* stdout, or stderr where stdout belongs to --json */
-    bool quiet;                   /* another rank than 0 */
+    bool quiet;                   /* another rank than 0, or nobody takes what is printed any more */
     bool terminal;
     bool drawn;                   /* a line stands that must be cleared before anything else is printed */
     double drawn_at;
+    int error;                    /* errno of what could not be printed; 0: none */
 } run_progress;
 
 typedef struct run_evaluation {
     data_set *set;
+    data_loader *loader;          /* of one pass; from the first evaluation on */
     run_measure measure;
     void *model;
     int count;                    /* of the last evaluation; 0: none yet */
@@ -43,7 +45,8 @@ struct run_loop {
     run_flags flags;
     char program[128];            /* "mlp train" */
     char name[64];                /* "mlp": the model, in checkpoints and messages */
-    char usage[512];              /* wrong command line: printed by run_close */
+    char refusal[512];            /* what keeps the run from starting: printed by run_close */
+    int refused;                  /* the exit status with it: 2, or 1 where a file is at fault; 0: not refused */
     bool ended;                   /* nothing left to do but to return status */
     int status;
 
@@ -74,7 +77,7 @@ struct run_loop {
     double loss_sum;              /* over them, of losses / accumulate */
     int64_t saved_step;           /* of the last checkpoint written or read; -1: none */
 
-    double loss, first_loss;      /* of the last update, of the first one */
+    double loss, first_loss;      /* of the last update, of the first one; NaN: none */
     double grad_norm, lr;
     int64_t first_step;           /* of this process */
     double mark;                  /* time at which the update began, less what is no training */
@@ -84,20 +87,33 @@ struct run_loop {
     int64_t trained_steps;
     double logged_s;              /* since the last logged update */
     int64_t logged_steps;
-    FILE *metrics;
+    FILE *metrics;                /* open from the first update on */
     td_json_writer line;
     run_progress progress;
 };
 
 double run_now(void);             /* seconds, monotonic */
 
-/* ---- open.c: settings, ranks, context */
+/* ---- open.c: flags and what they come to */
 run_loop *run_open_command(unsigned command, const char *subcommand, int *argc, char ***argv,
                            const run_defaults *defaults, const char *about);
+/* Refuse to start: a wrong command line, or a file that is at fault. The first text is kept. */
 void run_fail_usage(run_loop *run, const char *format, ...) TD_PRINTF(2, 3);
+void run_fail_file(run_loop *run, const char *format, ...) TD_PRINTF(2, 3);
 bool run_failed(const run_loop *run);
-/* Makes the context a rank of a world that only plans. */
-bool run_attach_none(run_loop *run, int world);
+/* A flag that says nothing where `decider` came to what it did, being of `only`: refused, or forgotten where it comes
+ * from a weaker source than the decider. */
+void run_check_effect(run_loop *run, const char *flag, const char *decider, const char *only);
+
+/* ---- world.c: ranks and the context */
+/* True: the run has several ranks and this is the process that was started; it has waited for them and has ended. */
+bool run_launch(run_loop *run, char **argv);
+/* The world of a rank, the context, its strategy. */
+void run_enter_world(run_loop *run);
+/* A context that does nothing, for what a program still calls when the run has ended or was refused. */
+void run_open_nothing(run_loop *run);
+/* This rank may take longer than others wait for it: files, printing. Calls nest. */
+void run_busy(run_loop *run, bool busy);
 
 /* ---- optimizer.c */
 /* The learning rate of update `step` (from 0). */
@@ -106,27 +122,45 @@ double run_rate(const run_loop *run, int64_t step);
 /* ---- loop.c */
 /* True where any rank's flag is set: a sum over ranks, run as a step of its own. Also a barrier. */
 bool run_any(run_loop *run, bool flag);
+/* Records the backward of a micro-batch's part in the loss of its update, which is returned: loss / accumulate. */
+td_tensor run_backward(run_loop *run, td_tensor loss);
 
 /* ---- progress.c */
 void run_progress_open(run_loop *run);
 void run_progress_draw(run_loop *run, bool now);
 /* Leaves the moving line as it stands. */
 void run_progress_end(run_loop *run);
-/* One line that stays, above the moving one. */
+/* One line that stays, above the moving one. What cannot be printed ends the printing, not the run. */
 void run_say(run_loop *run, const char *format, ...) TD_PRINTF(2, 3);
+/* The object as one line on stdout. */
+bool run_print_object(run_loop *run, const td_json_writer *w);
+/* Ends what was printed to stdout by a program that does nothing else: 0, or 1 and a line on stderr. */
+int run_stdout_status(const char *name);
 
 /* ---- signal.c */
-void run_signals_catch(void);
+void run_signals_ignore(void);    /* those that make an error of write the end of the process: sizes of files */
+void run_signals_catch(void);     /* while training, those that ask for an end; and a reader that goes away */
 void run_signals_release(void);
 int run_signal(void);             /* the one that came; 0: none */
 
-/* ---- record.c: OUT/config.json, metrics.jsonl, summary.json */
-bool run_record_open(run_loop *run, int64_t step);   /* lines of metrics.jsonl beyond `step` are cut */
+/* ---- record.c: OUT/config.json, metrics.jsonl */
+/* Makes OUT and sees that it can be written to; changes nothing that is there. */
+bool run_record_prepare(run_loop *run);
+/* After the first update: moves another run's files aside or, going on, cuts the lines beyond first_step. */
+bool run_record_open(run_loop *run);
+void run_say_step(run_loop *run);                    /* the line of an update, where there is no terminal */
 bool run_record_step(run_loop *run);
 void run_record_close(run_loop *run);
-/* OUT/summary.json where `writes`, and with --json the object on stdout. */
-bool run_record_summary(run_loop *run, const char *command, bool writes);
-double run_median_ms(const run_loop *run);
+/* Writes the object to OUT/name. */
+bool run_record_object(run_loop *run, const char *name, const td_json_writer *w);
+
+/* ---- summary.c: OUT/summary.json */
+/* Writes the file where `writes`, and with --json prints the object. */
+bool run_summary(run_loop *run, const char *command, bool writes);
+/* The file is there and of this step. */
+bool run_summary_stands(run_loop *run, int64_t step);
+double run_median_ms(const run_loop *run, int64_t *updates); /* of how many */
+void run_put_evaluation(const run_evaluation *e, td_json_writer *w);
 
 /* ---- plot.c */
 /* OUT/loss.gnuplot and, where gnuplot is, OUT/loss.png. Without it a sentence says so. */
@@ -134,9 +168,9 @@ bool run_plot(run_loop *run);
 
 /* ---- file.c */
 bool run_make_directory(td_context *td, const char *path);       /* and its parents */
-/* Writes to a temporary name beside path, syncs, renames. */
-bool run_write_file(td_context *td, const char *path, const char *text, size_t bytes);
+bool run_write_file(td_context *td, const char *path, const char *text, size_t bytes); /* as td_file_replace */
 bool run_sync_directory(td_context *td, const char *path);
+bool run_rename(td_context *td, const char *from, const char *to);
 bool run_remove_tree(td_context *td, const char *path);          /* nothing there is fine */
 /* path = format, or an error that it is too long. */
 bool run_path(td_context *td, char path[RUN_PATH], const char *format, ...) TD_PRINTF(3, 4);
@@ -145,10 +179,11 @@ bool run_path(td_context *td, char path[RUN_PATH], const char *format, ...) TD_P
 bool run_save(run_loop *run);
 /* The highest step with a manifest; -1: none. */
 int64_t run_latest(const char *out);
+int64_t run_latest_below(const char *out, int64_t below);
 run_restore *run_restore_open(run_loop *run, bool training);     /* the latest checkpoint of OUT; NULL: an error */
 int64_t run_restore_step(const run_restore *r);
 int64_t run_restore_schedule_steps(const run_restore *r);
-double run_restore_first_loss(const run_restore *r);
+double run_restore_loss(const run_restore *r, const char *which); /* "first_loss", "final_loss"; NaN: not known */
 bool run_restore_position(run_loop *run, const run_restore *r);
 /* Fills every state. Errors name what is left over on either side. */
 bool run_restore_states(run_loop *run, run_restore *r);
@@ -156,6 +191,7 @@ void run_restore_close(run_restore *r);
 
 /* ---- evaluate.c */
 bool run_evaluate(run_loop *run);
+void run_evaluation_close(run_evaluation *e);
 
 /* ---- bench.c */
 void run_bench(run_loop *run, const run_model *model, void *object);

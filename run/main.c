@@ -26,12 +26,15 @@ static void print_usage(FILE *to, const run_model *model)
 
 static void run_eval(run_loop *run)
 {
+    run_busy(run, true);
     run_restore *restore = run_failed(run) ? NULL : run_restore_open(run, false);
-    if (restore && run_restore_states(run, restore)) {
+    bool restored = restore && run_restore_states(run, restore);
+    run_busy(run, false);
+    if (restored) {
         td_set_updates(run->td, run_restore_step(restore));
         if (!run->evaluation.set && !run_failed(run))
-            td_fail(run->td, TD_ERROR_DATA, "%s has no data to evaluate on", run_data(run));
-        if (run_evaluate(run)) run_record_summary(run, "eval", false);
+            td_fail(run->td, TD_ERROR_DATA, "there is no data to evaluate on");
+        if (run_evaluate(run)) run_summary(run, "eval", false);
     }
     run_restore_close(restore);
 }
@@ -50,7 +53,7 @@ static void *make(run_loop *run, const run_model *model, int command)
     td_module root = td_root(run->td);
     data_set *set = model->data(run, commands[command].split);
     if (!set && !run_failed(run))
-        td_fail(run->td, TD_ERROR_DATA, "%s has no %s data", run_data(run), commands[command].split);
+        td_fail(run->td, TD_ERROR_DATA, "there is no %s data", commands[command].split);
     void *object = set && !run_failed(run) ? model->make(run, root, set) : NULL;
     if (commands[command].command == RUN_EVAL) {
         run_evaluate_on(run, set, model->measure, object);
@@ -66,7 +69,6 @@ static int run_command(int argc, char **argv, const run_model *model, int comman
     unsigned kind = commands[command].command;
     run_loop *run = run_open_command(kind, commands[command].name, &argc, &argv, &model->defaults, model->about);
     if (!run) return run_close(run);
-    if (kind == RUN_PLAN) run_attach_none(run, run->ranks);
     void *object = make(run, model, command);
     if (object && kind == RUN_TRAIN) run_train(run, model, object);
     if (object && kind == RUN_EVAL) run_eval(run);
@@ -82,7 +84,7 @@ int run_main(int argc, char **argv, const run_model *model)
     const char *name = model->defaults.name, *command = argc > 1 ? argv[1] : "";
     if (!strcmp(command, "--help") || !strcmp(command, "-h")) {
         print_usage(stdout, model);
-        return 0;
+        return run_stdout_status(name);
     }
     for (int i = 0; i < COMMANDS; i++)
         if (!strcmp(command, commands[i].name)) return run_command(argc, argv, model, i);

@@ -1,10 +1,8 @@
-/* Opening a run: the common flags, what they come to, the ranks, the context. */
-#include <errno.h>
-#include <sched.h>
+/* Opening a run: the common flags and what they come to. */
+#include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "run/loop.h"
 
@@ -43,7 +41,7 @@ static const run_flag common_flags[] = {
       .help = "updates in which it rises from 0" },
     { .name = "schedule-steps", .kind = RUN_COUNT, .most = 1e15, .commands = RUN_TRAIN,
       .help = "updates the schedule spans (--steps)" },
-    { .name = "seed", .kind = RUN_WHOLE, .standard = "0",
+    { .name = "seed", .kind = RUN_SEED, .standard = "0",
       .help = "of initial values, order of data and dropout" },
     { .name = "out", .kind = RUN_TEXT, .commands = TE,
       .help = "directory for curves, summary and checkpoints" },
@@ -68,14 +66,28 @@ static const run_flag common_flags[] = {
     { 0 }
 };
 
-bool run_failed(const run_loop *run) { return run->ended || *run->usage || td_error(run->td) != TD_OK; }
+bool run_failed(const run_loop *run) { return run->ended || run->refused || td_error(run->td) != TD_OK; }
+
+static void refuse(run_loop *run, int status, const char *format, va_list arguments)
+{
+    if (run->refused) return;
+    run->refused = status;
+    vsnprintf(run->refusal, sizeof run->refusal, format, arguments);
+}
 
 void run_fail_usage(run_loop *run, const char *format, ...)
 {
-    if (*run->usage) return;
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(run->usage, sizeof run->usage, format, arguments);
+    refuse(run, 2, format, arguments);
+    va_end(arguments);
+}
+
+void run_fail_file(run_loop *run, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    refuse(run, 1, format, arguments);
     va_end(arguments);
 }
 
@@ -102,14 +114,16 @@ static bool set_defaults(run_loop *run, const run_defaults *d)
 /* A run that goes on, or is evaluated, takes its flags from where it was started. */
 static bool load_saved(run_loop *run)
 {
-    bool wanted = run->flags.command == RUN_EVAL || run_flags_on(&run->flags, "resume");
-    const char *out = run_flags_text(&run->flags, "out");
+    run_flags *f = &run->flags;
+    bool wanted = (f->command == RUN_EVAL || run_flags_on(f, "resume")) && !run_flags_on(f, "help");
+    const char *out = run_flags_text(f, "out");
     char path[RUN_PATH];
     if (!wanted || !out) return true;
     int size = snprintf(path, sizeof path, "%s/config.json", out);
-    if (size >= (int)sizeof path || access(path, F_OK))
-        return true; /* the missing checkpoint is reported where it is read */
-    return run_flags_load(&run->flags, path, RUN_SAVED);
+    if (size >= (int)sizeof path) return true; /* refused as too long with the other settings */
+    if (run_flags_load(f, path, RUN_SAVED)) return true;
+    run_fail_file(run, "%.400s; --out must be the directory of a run", f->error);
+    return false;
 }
 
 static bool read_flags(run_loop *run, int *argc, char **argv, const run_defaults *defaults)
@@ -136,6 +150,31 @@ static void resolve_steps(run_loop *run)
     run->steps = run_flags_whole(f, "steps");
 }
 
+static bool same_number(const char *a, const char *b) { return b && strtod(a, NULL) == strtod(b, NULL); }
+
+void run_check_effect(run_loop *run, const char *flag, const char *decider, const char *only)
+{
+    run_flags *f = &run->flags;
+    const char *text = run_flags_text(f, flag);
+    run_source source = run_flags_source(f, flag);
+    if (!text || source == RUN_DEFAULT || same_number(text, run_flags_standard(f, flag))) return;
+    if (source < RUN_CONFIG || source < run_flags_source(f, decider)) run_flags_unset(f, flag);
+    else run_fail_usage(run, "--%s has no effect here: it is for --%s %s; leave it out", flag, decider, only);
+}
+
+static void check_batch(run_loop *run)
+{
+    int64_t cut = run->ranks * run->accumulate;
+    if (run->batch % cut == 0) return;
+    int64_t below = run->batch / cut * cut;
+    char mend[64];
+    if (below) snprintf(mend, sizeof mend, "%lld or %lld would", (long long)below, (long long)(below + cut));
+    else snprintf(mend, sizeof mend, "%lld would", (long long)cut);
+    run_fail_usage(run, "--batch %lld does not divide by %d rank%s x %lld micro-batch%s: %s", (long long)run->batch,
+                   run->ranks, run->ranks == 1 ? "" : "s", (long long)run->accumulate,
+                   run->accumulate == 1 ? "" : "es", mend);
+}
+
 static void check_settings(run_loop *run)
 {
     const run_flags *f = &run->flags;
@@ -143,14 +182,14 @@ static void check_settings(run_loop *run)
         run_fail_usage(run, "--resume needs --out DIR: the directory of the run to go on with");
     if (f->command == RUN_EVAL && !*run->out)
         run_fail_usage(run, "eval needs --out DIR: the directory of a trained model");
-    int64_t cut = run->ranks * run->accumulate;
-    if (run->batch % cut == 0) return;
-    int64_t below = run->batch / cut * cut;
-    char mend[64];
-    if (below) snprintf(mend, sizeof mend, "%lld or %lld would", (long long)below, (long long)(below + cut));
-    else snprintf(mend, sizeof mend, "%lld would", (long long)cut);
-    run_fail_usage(run, "--batch %lld does not divide by %d ranks x %lld micro-batches: %s", (long long)run->batch,
-                   run->ranks, (long long)run->accumulate, mend);
+    if (run_flags_source(f, "save-every") == RUN_GIVEN && !*run->out)
+        run_fail_usage(run, "--save-every needs --out DIR: without it nothing is saved");
+    if (strcmp(run->strategy, "fsdp")) run_check_effect(run, "units", "strategy", "fsdp");
+    if (!strcmp(run_flags_text(f, "schedule"), "constant")) {
+        run_check_effect(run, "final-lr", "schedule", "linear or cosine");
+        run_check_effect(run, "schedule-steps", "schedule", "linear or cosine");
+    }
+    check_batch(run);
 }
 
 static void resolve(run_loop *run)
@@ -163,7 +202,6 @@ static void resolve(run_loop *run)
     run->save_every = run_flags_whole(f, "save-every");
     run->log_every = run_flags_whole(f, "log-every");
     run->eval_every = run_flags_whole(f, "eval-every");
-    run->schedule_steps = run_flags_whole(f, "schedule-steps");
     const char *out = run_flags_text(f, "out"), *strategy = run_flags_text(f, "strategy");
     if (out && strlen(out) > RUN_PATH - 256) run_fail_usage(run, "--out is too long a path");
     else if (out) snprintf(run->out, sizeof run->out, "%s", out);
@@ -172,136 +210,7 @@ static void resolve(run_loop *run)
     else snprintf(run->strategy, sizeof run->strategy, "%s", strategy ? strategy : run->ranks > 1 ? "ddp" : "single");
     resolve_steps(run);
     check_settings(run);
-}
-
-/* ---- The context */
-
-static void *counted_get(void *user, size_t bytes, const char *kind)
-{
-    run_memory *memory = user;
-    void *got = aligned_alloc(64, (bytes + 63) / 64 * 64);
-    if (!got || (strcmp(kind, "state") && strcmp(kind, "step"))) return got;
-    int64_t now = atomic_fetch_add(&memory->now, (int64_t)bytes) + (int64_t)bytes, peak = atomic_load(&memory->peak);
-    while (now > peak && !atomic_compare_exchange_weak(&memory->peak, &peak, now)) {}
-    return got;
-}
-
-static void counted_put(void *user, void *at, size_t bytes, const char *kind)
-{
-    run_memory *memory = user;
-    free(at);
-    if (!strcmp(kind, "state") || !strcmp(kind, "step")) atomic_fetch_sub(&memory->now, (int64_t)bytes);
-}
-
-static void log_message(void *user, td_level level, const char *text)
-{
-    run_loop *run = user;
-    if (level == TD_LOG_INFO) {
-        run_say(run, "%s", text);
-        return;
-    }
-    if (run->rank != 0 && level == TD_LOG_PROGRAM) return; /* the same on every rank */
-    if (run->progress.drawn) fprintf(run->progress.to, "\r\033[K"), fflush(run->progress.to);
-    run->progress.drawn = false;
-    if (level == TD_LOG_PROGRAM) fprintf(stderr, "%s\n", text);
-    else fprintf(stderr, "%s: %s%s\n", run->name, level == TD_LOG_WARNING ? "warning: " : "", text);
-}
-
-static int cores(void)
-{
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
-    return (int)sysconf(_SC_NPROCESSORS_ONLN);
-}
-
-/* This rank's part of the threads of all. */
-static int thread_share(const run_loop *run)
-{
-    int64_t given = run_flags_whole(&run->flags, "threads");
-    int all = given ? (int)given : cores(), ranks = run->flags.command == RUN_PLAN ? 1 : run->ranks;
-    int share = all / ranks + (run->rank < all % ranks);
-    return share < 1 ? 1 : share;
-}
-
-/* NULL: what this build has not is said by the context. */
-static const char *missing(const run_loop *run, td_dtype *dtype)
-{
-    const char *name = run_flags_text(&run->flags, "dtype");
-    if (!strcmp(run_flags_text(&run->flags, "device"), "cuda"))
-        return "--device cuda: this build has no CUDA device; leave it out to run on the CPU";
-    if (!td_dtype_named(name, dtype) || *dtype == TD_F16)
-        return "--dtype f16 and fp8 need a CUDA device, which this build has not: use f32, bf16 or f64";
-    return NULL;
-}
-
-static void open_context(run_loop *run)
-{
-    td_dtype dtype = TD_F32;
-    const char *lacks = missing(run, &dtype);
-    td_allocator allocator = { .user = &run->memory, .get = counted_get, .put = counted_put };
-    run->td = td_open(&(td_options){
-        .dtype = lacks ? TD_F32 : dtype,
-        .seed = (uint64_t)run_flags_whole(&run->flags, "seed"),
-        .threads = thread_share(run),
-        .deterministic = run_flags_on(&run->flags, "deterministic"),
-        .log = log_message,
-        .log_user = run,
-        .allocator = &allocator,
-    });
-    if (lacks) td_fail(run->td, TD_ERROR_UNSUPPORTED, "%s", lacks);
-}
-
-/* ---- Ranks */
-
-static par_options strategy_options(const run_loop *run)
-{
-    return (par_options){ .strategy = run->strategy, .units = run_flags_text(&run->flags, "units") };
-}
-
-/* Says what is wrong with the strategy once, before ranks are started. */
-static void check_strategy(run_loop *run)
-{
-    td_context *td = td_open(&(td_options){ .threads = 1, .log = log_message, .log_user = run });
-    par_world *world = par_world_none(run->ranks, 0);
-    par_options options = strategy_options(run);
-    if (!world) td_fail(td, TD_ERROR_MEMORY, "out of memory for a world of %d ranks", run->ranks);
-    else if (!par_attach(td, world, 0, &options)) run_fail_usage(run, "%.500s", td_error_text(td));
-    td_close(td);
-    if (world) par_world_close(world);
-}
-
-static void launch(run_loop *run, char **argv)
-{
-    char message[1024] = "";
-    par_world_options options = { .timeout_s = run_flags_number(&run->flags, "timeout") };
-    fflush(NULL);
-    run->status = par_launch(run->ranks, argv, &options, message, sizeof message);
-    if (*message) fprintf(stderr, "%s: %s\n", run->name, message);
-    run->ended = true;
-}
-
-static void attach(run_loop *run)
-{
-    bool alone = run->ranks == 1 && !strcmp(run->strategy, "single");
-    if (alone || run_failed(run)) return;
-    par_world_options options = { .timeout_s = run_flags_number(&run->flags, "timeout") };
-    if (!run->world) run->world = par_world_threads(1, &options);
-    if (!run->world) {
-        td_fail(run->td, TD_ERROR_MEMORY, "out of memory for a world of ranks");
-        return;
-    }
-    par_options chosen = strategy_options(run);
-    par_attach(run->td, run->world, run->rank, &chosen);
-}
-
-bool run_attach_none(run_loop *run, int world)
-{
-    if (run_failed(run) || (world == 1 && !strcmp(run->strategy, "single"))) return !run_failed(run);
-    par_options chosen = strategy_options(run);
-    run->world = par_world_none(world, 0);
-    if (!run->world) td_fail(run->td, TD_ERROR_MEMORY, "out of memory for a world of %d ranks", world);
-    else par_attach(run->td, run->world, 0, &chosen);
-    return !run_failed(run);
+    run->schedule_steps = run_flags_whole(f, "schedule-steps");
 }
 
 /* ---- Opening */
@@ -313,36 +222,35 @@ static void print_help(const run_loop *run, const char *about)
     run_flags_help(&run->flags, stdout);
 }
 
-/* Everything up to the context; false: the run has ended or failed. */
+/* Flags and what they come to; false: the run has ended or is refused. */
 static bool prepare(run_loop *run, const char *subcommand, int *argc, char **argv, const run_defaults *defaults,
                     const char *about)
 {
-    size_t count = (size_t)(*argc > 0 ? *argc : 0);
-    char **original = malloc((count + 1) * sizeof *original);
-    if (!original) {
-        run_fail_usage(run, "out of memory while reading flags");
-        return false;
-    }
-    memcpy(original, argv, count * sizeof *original);
-    original[count] = NULL;
-    bool parsed = read_flags(run, argc, argv, defaults);
-    if (!parsed) {
+    int words = subcommand ? 2 : 1; /* before the flags */
+    if (!read_flags(run, argc, argv, defaults)) {
         run_fail_usage(run, "%.500s", run->flags.error);
     } else if (run_flags_on(&run->flags, "help")) {
         print_help(run, about);
+        run->status = run_stdout_status(run->name);
         run->ended = true;
-    } else if (subcommand && *argc > 2) {
-        run_fail_usage(run, "'%.80s' stands where a flag should: flags begin with --, see '%s --help'", argv[2],
+    } else if (*argc > words) {
+        run_fail_usage(run, "'%.80s' stands where a flag should: flags begin with --, see '%s --help'", argv[words],
                        run->program);
     } else {
         resolve(run);
-        td_dtype dtype;
-        bool launches = run->flags.command != RUN_PLAN && run->ranks > 1 && !par_launched() && !missing(run, &dtype);
-        if (!*run->usage && (launches || strcmp(run->strategy, "single"))) check_strategy(run);
-        if (!*run->usage && launches) launch(run, original);
     }
-    free(original);
-    return !run->ended && !*run->usage;
+    return !run->ended && !run->refused;
+}
+
+/* The arguments as they were given; the caller frees. */
+static char **copy_arguments(int argc, char **argv)
+{
+    size_t count = (size_t)(argc > 0 ? argc : 0);
+    char **copy = malloc((count + 1) * sizeof *copy);
+    if (!copy) return NULL;
+    memcpy(copy, argv, count * sizeof *copy);
+    copy[count] = NULL;
+    return copy;
 }
 
 static void name_program(run_loop *run, const char *subcommand, const char *file, const run_defaults *defaults)
@@ -364,22 +272,16 @@ run_loop *run_open_command(unsigned command, const char *subcommand, int *argc, 
     run->flags.command = command;
     run->ranks = 1;
     run->saved_step = -1;
+    run->loss = run->first_loss = (double)NAN;
     name_program(run, subcommand, *argc > 0 ? (*argv)[0] : NULL, defaults);
-    bool goes_on = prepare(run, subcommand, argc, *argv, defaults, about);
-    if (goes_on && par_launched()) {
-        run->world = par_world_join(&run->rank);
-        if (!run->world) run_fail_usage(run, "this process was started as a rank, but its world is gone");
-        goes_on = run->world != NULL;
-    }
-    if (!goes_on) { /* a context that does nothing, for what the program still calls */
-        run->td = td_open(&(td_options){ .threads = 1, .log = log_message, .log_user = run });
-        td_fail(run->td, TD_ERROR_USAGE, "the run has ended");
-        return run;
-    }
-    run_progress_open(run);
-    open_context(run);
-    if (command != RUN_PLAN) attach(run);
-    run_signals_catch();
+    run_signals_ignore();
+    char **arguments = copy_arguments(*argc, *argv);
+    if (!arguments) run_fail_usage(run, "out of memory while reading flags");
+    bool goes_on = arguments && prepare(run, subcommand, argc, *argv, defaults, about);
+    if (goes_on && !run_launch(run, arguments)) run_enter_world(run);
+    free(arguments);
+    if (!run->td) run_open_nothing(run);
+    if (command == RUN_TRAIN && !run_failed(run)) run_signals_catch();
     return run;
 }
 
@@ -406,6 +308,7 @@ td_context *run_context(run_loop *run)
 const char *run_data(run_loop *run)
 {
     const char *data = run ? run_flags_text(&run->flags, "data") : NULL;
+    if (run && !data) run_fail_usage(run, "--data is needed: the directory or file of the data");
     return data ? data : "";
 }
 

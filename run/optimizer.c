@@ -8,6 +8,7 @@ opt_optimizer *run_optimizer(run_loop *run, td_module root)
     if (!run || run_failed(run) || run->opt) return run ? run->opt : NULL;
     const char *kind = run_flag_text(run, "optimizer");
     double decay = run_flag_number(run, "decay"), clip = run_flag_number(run, "clip");
+    if (kind && strcmp(kind, "sgd")) run_check_effect(run, "momentum", "optimizer", "sgd");
     bool track = run->flags.command == RUN_TRAIN; /* for metrics.jsonl */
     if (kind && !strcmp(kind, "sgd"))
         run->opt = opt_sgd(root, &(opt_sgd_options){ .momentum = run_flag_number(run, "momentum"), .decay = decay,

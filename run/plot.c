@@ -20,12 +20,6 @@ static const char script_head[] =
     "set grid\n"
     "$loss << EOD\n";
 
-static double number_of(const td_json *object, const char *name, double otherwise)
-{
-    const td_json *member = td_json_get(object, name);
-    return member && member->kind == TD_JSON_NUMBER ? member->number : otherwise;
-}
-
 /* One line for each loss, of training or of evaluations. */
 static bool put_points(run_loop *run, FILE *from, FILE *to, bool evaluations, int64_t *points)
 {
@@ -36,7 +30,8 @@ static bool put_points(run_loop *run, FILE *from, FILE *to, bool evaluations, in
         td_json_document *document = td_json_parse(run->td, line, (size_t)size, "metrics.jsonl");
         if (!document) break;
         const td_json *root = td_json_root(document), *eval = td_json_get(root, "eval");
-        double loss = number_of(evaluations ? eval : root, "loss", HUGE_VAL), step = number_of(root, "step", 0);
+        double loss = td_json_get_number(evaluations ? eval : root, "loss", HUGE_VAL);
+        double step = td_json_get_number(root, "step", 0);
         if (loss < HUGE_VAL) fprintf(to, "%.0f %.9g\n", step, loss), ++*points;
         td_json_close(document);
     }

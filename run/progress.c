@@ -4,7 +4,9 @@
  */
 #include "run/loop.h"
 
+#include <errno.h>
 #include <stdarg.h>
+#include <stdio_ext.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <time.h>
@@ -79,6 +81,16 @@ static void compose(const run_loop *run, int width, char *line, size_t room)
     if (width > 1 && (int)strlen(line) > width - 1) line[width - 1] = 0;
 }
 
+/* What could not be written is thrown away, or the end of the process would try again. */
+static void flush(run_progress *p)
+{
+    if (!fflush(p->to) && !ferror(p->to)) return;
+    p->error = errno;
+    p->quiet = true;
+    p->terminal = p->drawn = false;
+    __fpurge(p->to);
+}
+
 void run_progress_draw(run_loop *run, bool now)
 {
     run_progress *p = &run->progress;
@@ -87,16 +99,19 @@ void run_progress_draw(run_loop *run, bool now)
     if (!now && time - p->drawn_at < 0.1) return;
     char line[512];
     compose(run, terminal_width(p), line, sizeof line);
+    run_busy(run, true);
     fprintf(p->to, "\r\033[K%s", line);
-    fflush(p->to);
     p->drawn = true;
     p->drawn_at = time;
+    flush(p);
+    run_busy(run, false);
 }
 
 void run_say(run_loop *run, const char *format, ...)
 {
     run_progress *p = &run->progress;
     if (p->quiet || !p->to) return;
+    run_busy(run, true);
     if (p->drawn) fprintf(p->to, "\r\033[K");
     p->drawn = false;
     va_list arguments;
@@ -104,7 +119,8 @@ void run_say(run_loop *run, const char *format, ...)
     vfprintf(p->to, format, arguments);
     va_end(arguments);
     fputc('\n', p->to);
-    fflush(p->to);
+    flush(p);
+    run_busy(run, false);
 }
 
 void run_progress_end(run_loop *run)
@@ -112,4 +128,26 @@ void run_progress_end(run_loop *run)
     run_progress *p = &run->progress;
     if (p->drawn) fputc('\n', p->to);
     p->drawn = false;
+}
+
+/* ---- stdout as a result */
+
+bool run_print_object(run_loop *run, const td_json_writer *w)
+{
+    const char *text = td_json_text(w);
+    if (!text) return false;
+    run_busy(run, true);
+    bool ok = printf("%s\n", text) >= 0 && fflush(stdout) == 0;
+    if (!ok) td_fail(run->td, TD_ERROR_DATA, "cannot write to stdout: %s", strerror(errno));
+    if (!ok) __fpurge(stdout);
+    run_busy(run, false);
+    return ok;
+}
+
+int run_stdout_status(const char *name)
+{
+    if (!fflush(stdout) && !ferror(stdout)) return 0;
+    fprintf(stderr, "%s: cannot write to stdout: %s\n", name, strerror(errno));
+    __fpurge(stdout);
+    return 1;
 }

@@ -1,18 +1,20 @@
-/* What a training run leaves in OUT, written by rank 0:
+/* What a training run leaves in OUT as it goes, written by rank 0:
  *
  *     config.json     the flags as they came out
  *     metrics.jsonl   one object a logged update, with "eval" where there was one; flushed line by line
- *     summary.json    the run in one object, the same that --json prints
+ *     previous-N/     all files of an earlier run that was in OUT
+ *
+ * Nothing that is in OUT is touched before the first update has been done.
  */
 #include <errno.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "run/loop.h"
 
-static bool write_object(run_loop *run, const char *name, const td_json_writer *w)
+bool run_record_object(run_loop *run, const char *name, const td_json_writer *w)
 {
     char path[RUN_PATH];
     const char *text = td_json_text(w);
@@ -26,7 +28,7 @@ static bool write_config(run_loop *run)
     td_json_open_object(&w, NULL);
     run_flags_put(&run->flags, &w);
     td_json_close_object(&w);
-    bool ok = write_object(run, "config.json", &w);
+    bool ok = run_record_object(run, "config.json", &w);
     td_json_end(&w);
     return ok;
 }
@@ -37,8 +39,7 @@ static bool write_config(run_loop *run)
 static int64_t step_of_line(td_context *quiet, const char *line, size_t bytes)
 {
     td_json_document *document = td_json_parse(quiet, line, bytes, "metrics.jsonl");
-    const td_json *step = document ? td_json_get(td_json_root(document), "step") : NULL;
-    int64_t value = step && step->kind == TD_JSON_NUMBER && step->whole ? step->integer : -1;
+    int64_t value = document ? td_json_get_whole(td_json_root(document), "step", -1) : -1;
     td_json_close(document);
     td_clear_error(quiet);
     return value;
@@ -70,36 +71,71 @@ static bool cut_lines(run_loop *run, const char *path, int64_t step)
     return ok;
 }
 
-/* Another run's checkpoints would be taken for this one's: they are moved aside, once. */
-static bool move_aside(run_loop *run)
+/* ---- An earlier run in OUT */
+
+static const char *const files_of_a_run[] = { "checkpoints",  "config.json", "metrics.jsonl",
+                                              "summary.json", "loss.png",    "loss.gnuplot" };
+enum { FILES_OF_A_RUN = sizeof files_of_a_run / sizeof *files_of_a_run };
+
+/* Makes OUT/previous-N, N the first number that is free. */
+static bool make_previous(run_loop *run, char path[RUN_PATH])
 {
-    char now[RUN_PATH], before[RUN_PATH];
-    if (run_latest(run->out) < 0) return true;
-    if (!run_path(run->td, now, "%s/checkpoints", run->out) ||
-        !run_path(run->td, before, "%s/checkpoints.previous", run->out))
-        return false;
-    if (!run_remove_tree(run->td, before)) return false;
-    if (rename(now, before)) {
-        td_fail(run->td, TD_ERROR_DATA, "cannot rename %s to %s: %s", now, before, strerror(errno));
+    for (int n = 1;; n++) {
+        if (!run_path(run->td, path, "%s/previous-%d", run->out, n)) return false;
+        if (mkdir(path, 0777) == 0) return true;
+        if (errno == EEXIST) continue;
+        td_fail(run->td, TD_ERROR_DATA, "cannot make directory %s: %s", path, strerror(errno));
         return false;
     }
-    run_say(run, "%s held another run: its checkpoints are now in %s (--resume would have gone on with it)", run->out,
-            before);
-    return true;
 }
 
-bool run_record_open(run_loop *run, int64_t step)
+/* Another run's files would be taken for this one's, and are not this one's to write over. */
+static bool move_aside(run_loop *run)
+{
+    char now[RUN_PATH], before[RUN_PATH], moved[RUN_PATH] = "";
+    for (int i = 0; i < FILES_OF_A_RUN; i++) {
+        if (!run_path(run->td, now, "%s/%s", run->out, files_of_a_run[i])) return false;
+        if (access(now, F_OK)) continue;
+        if (!*moved && !make_previous(run, moved)) return false;
+        if (!run_path(run->td, before, "%s/%s", moved, files_of_a_run[i]) || !run_rename(run->td, now, before))
+            return false;
+    }
+    if (!*moved) return true;
+    run_say(run, "%s held another run: its files are now in %s (--resume would have gone on with it)", run->out, moved);
+    return run_sync_directory(run->td, run->out);
+}
+
+/* ---- The lines of metrics.jsonl */
+
+bool run_record_prepare(run_loop *run)
+{
+    if (!*run->out || run->rank != 0) return true;
+    if (!run_make_directory(run->td, run->out)) return false;
+    if (access(run->out, W_OK | X_OK) == 0) return true;
+    td_fail(run->td, TD_ERROR_DATA, "cannot write in %s: %s", run->out, strerror(errno));
+    return false;
+}
+
+static bool open_files(run_loop *run)
 {
     char path[RUN_PATH];
     bool resumed = run_flags_on(&run->flags, "resume");
-    if (!*run->out || run->rank != 0) return true;
-    if (!run_make_directory(run->td, run->out) || !run_path(run->td, path, "%s/metrics.jsonl", run->out)) return false;
-    if (resumed ? !cut_lines(run, path, step) : !move_aside(run)) return false;
+    if (!run_path(run->td, path, "%s/metrics.jsonl", run->out)) return false;
+    if (resumed ? !cut_lines(run, path, run->first_step) : !move_aside(run)) return false;
     if (!write_config(run)) return false;
-    run->metrics = fopen(path, resumed ? "a" : "w");
+    run->metrics = fopen(path, "a");
     if (!run->metrics) td_fail(run->td, TD_ERROR_DATA, "cannot write %s: %s", path, strerror(errno));
     run->line = td_json_begin(run->td);
     return run->metrics != NULL;
+}
+
+bool run_record_open(run_loop *run)
+{
+    if (!*run->out || run->rank != 0) return true;
+    run_busy(run, true);
+    bool ok = open_files(run);
+    run_busy(run, false);
+    return ok;
 }
 
 /* The writer keeps its memory from line to line. */
@@ -116,27 +152,32 @@ static bool end_line(run_loop *run)
     td_json_close_object(&run->line);
     const char *text = td_json_text(&run->line);
     if (!text) return false;
-    if (fprintf(run->metrics, "%s\n", text) >= 0 && fflush(run->metrics) == 0) return true;
-    td_fail(run->td, TD_ERROR_DATA, "cannot write %s/metrics.jsonl: %s", run->out, strerror(errno));
-    return false;
+    run_busy(run, true);
+    bool ok = fprintf(run->metrics, "%s\n", text) >= 0 && fflush(run->metrics) == 0;
+    run_busy(run, false);
+    if (!ok) td_fail(run->td, TD_ERROR_DATA, "cannot write %s/metrics.jsonl: %s", run->out, strerror(errno));
+    return ok;
 }
 
-static void put_evaluation(const run_evaluation *e, td_json_writer *w)
+/* Items a second since the last logged update. */
+static double logged_rate(const run_loop *run)
 {
-    td_json_open_object(w, "eval");
-    for (int i = 0; i < e->count; i++) td_json_put_number(w, e->name[i], e->value[i]);
-    td_json_close_object(w);
+    return run->logged_s > 0 ? (double)(run->batch * run->logged_steps) / run->logged_s : 0;
+}
+
+void run_say_step(run_loop *run)
+{
+    if (run->progress.terminal) return;
+    run_say(run, "step %lld/%lld  epoch %lld  loss %.6g  %.0f items/s", (long long)td_updates(run->td),
+            (long long)run->steps, (long long)run->epoch, run->loss, logged_rate(run));
 }
 
 bool run_record_step(run_loop *run)
 {
     int64_t step = td_updates(run->td);
-    double rate = run->logged_s > 0 ? (double)(run->batch * run->logged_steps) / run->logged_s : 0;
+    double rate = logged_rate(run);
     run->logged_s = 0;
     run->logged_steps = 0;
-    if (!run->progress.terminal)
-        run_say(run, "step %lld/%lld  epoch %lld  loss %.6g  %.0f items/s", (long long)step, (long long)run->steps,
-                (long long)run->epoch, run->loss, rate);
     if (!run->metrics) return true;
     td_json_writer *w = begin_line(run);
     td_json_put_integer(w, "step", step);
@@ -145,7 +186,7 @@ bool run_record_step(run_loop *run)
     td_json_put_number(w, "lr", run->lr);
     td_json_put_number(w, "grad_norm", run->grad_norm);
     td_json_put_number(w, "items_per_s", rate);
-    if (run->evaluation.set && run->evaluation.step == step) put_evaluation(&run->evaluation, w);
+    if (run->evaluation.set && run->evaluation.step == step) run_put_evaluation(&run->evaluation, w);
     return end_line(run);
 }
 
@@ -156,81 +197,4 @@ void run_record_close(run_loop *run)
         td_fail(run->td, TD_ERROR_DATA, "cannot write %s/metrics.jsonl: %s", run->out, strerror(errno));
     run->metrics = NULL;
     td_json_end(&run->line);
-}
-
-/* ---- summary.json */
-
-static int by_size(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-double run_median_ms(const run_loop *run)
-{
-    double sorted[RUN_TIMED];
-    int64_t n = run->timed < RUN_TIMED ? run->timed : RUN_TIMED;
-    if (!n) return 0;
-    memcpy(sorted, run->step_ms, (size_t)n * sizeof *sorted);
-    qsort(sorted, (size_t)n, sizeof *sorted, by_size);
-    return n % 2 ? sorted[n / 2] : (sorted[n / 2 - 1] + sorted[n / 2]) / 2;
-}
-
-static void put_run(const run_loop *run, const char *command, td_json_writer *w)
-{
-    td_json_put_string(w, "model", run->name);
-    td_json_put_string(w, "command", command);
-    td_json_put_string(w, "strategy", run->strategy);
-    td_json_put_integer(w, "world", run->ranks);
-    td_json_put_string(w, "device", run_flags_text(&run->flags, "device"));
-    td_json_put_string(w, "dtype", run_flags_text(&run->flags, "dtype"));
-    td_json_put_integer(w, "batch", run->batch);
-    td_json_put_integer(w, "accumulate", run->accumulate);
-    td_json_put_integer(w, "seed", (int64_t)td_seed(run->td));
-    td_json_put_integer(w, "params", td_parameter_elements(run->td));
-}
-
-static void put_training(const run_loop *run, td_json_writer *w)
-{
-    bool trained = run->timed > 0;
-    td_json_put_integer(w, "steps", td_updates(run->td));
-    td_json_put_number(w, "first_loss", trained ? run->first_loss : (double)NAN);
-    td_json_put_number(w, "final_loss", trained ? run->loss : (double)NAN);
-}
-
-static void put_cost(const run_loop *run, td_json_writer *w)
-{
-    td_report report = td_last_report(run->td);
-    double ms = run_median_ms(run);
-    double seconds = run->trained_steps ? run->trained_s / (double)run->trained_steps : ms / 1000;
-    td_json_put_number(w, "items_per_s", seconds > 0 ? (double)run->batch / seconds : (double)NAN);
-    td_json_put_number(w, "step_ms", run->timed ? ms : (double)NAN);
-    td_json_put_integer(w, "peak_bytes", atomic_load(&run->memory.peak));
-    td_json_put_integer(w, "planned_peak_bytes", report.peak_bytes);
-    td_json_put_integer(w, "comm_bytes_per_step", run->comm_bytes);
-    /* Collectives of one rank cost nothing; what others cost behind computation is not measured. */
-    td_json_put_number(w, "exposed_comm_ms", run->ranks == 1 ? 0 : (double)NAN);
-    td_json_put_integer(w, "plans", report.plans);
-}
-
-bool run_record_summary(run_loop *run, const char *command, bool writes)
-{
-    bool json = run_flags_on(&run->flags, "json");
-    if (run->rank != 0) return true;
-    td_json_writer w = td_json_begin(run->td);
-    td_json_open_object(&w, NULL);
-    put_run(run, command, &w);
-    put_training(run, &w);
-    put_evaluation(&run->evaluation, &w);
-    put_cost(run, &w);
-    td_json_close_object(&w);
-    const char *text = td_json_text(&w);
-    bool ok = text != NULL;
-    if (ok && writes && *run->out) ok = write_object(run, "summary.json", &w);
-    if (ok && json && (printf("%s\n", text) < 0 || fflush(stdout))) {
-        td_fail(run->td, TD_ERROR_DATA, "cannot write to stdout: %s", strerror(errno));
-        ok = false;
-    }
-    td_json_end(&w);
-    return ok;
 }

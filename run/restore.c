@@ -13,23 +13,27 @@
 enum { RESTORE_FILES = 4096 };
 
 typedef struct restore_file {
-    const char *name;             /* the manifest's */
+    const char *name; /* the manifest's */
     td_safetensors *file;
 } restore_file;
 
 struct run_restore {
     char dir[RUN_PATH];
-    bool training;                /* what an optimizer keeps, too */
+    bool training;      /* what an optimizer keeps, too */
+    td_context *reader; /* of the files: what is wrong with them is told with a way on */
     td_json_document *document;
-    const td_json *states;        /* the manifest's array */
+    const td_json *states; /* the manifest's array */
+    int64_t folder;        /* N of step-N */
     int64_t step, schedule_steps;
-    bool *used;                   /* one for each of `states` */
+    bool *used; /* one for each of `states` */
     restore_file *files;
     int32_t file_count;
 };
 
 static bool restore_fail(run_loop *run, const run_restore *r, const char *format, ...) TD_PRINTF(3, 4);
+static bool restore_broken(run_loop *run, const run_restore *r, const char *format, ...) TD_PRINTF(3, 4);
 
+/* The checkpoint does not fit this run. */
 static bool restore_fail(run_loop *run, const run_restore *r, const char *format, ...)
 {
     char text[512];
@@ -41,44 +45,72 @@ static bool restore_fail(run_loop *run, const run_restore *r, const char *format
     return false;
 }
 
-static const char *json_text_of(const td_json *object, const char *name)
+/* "; remove it and step-8 is taken", where there is an older checkpoint; else "". */
+static void way_on(const run_loop *run, const run_restore *r, char *to, size_t room)
 {
-    const td_json *member = td_json_get(object, name);
-    return member && member->kind == TD_JSON_STRING ? member->string : NULL;
+    int64_t older = run_latest_below(run->out, r->folder);
+    to[0] = 0;
+    if (older >= 0) snprintf(to, room, "; remove %.300s and step-%lld is taken", r->dir, (long long)older);
 }
 
-/* -1: not there, or no whole number. */
-static int64_t json_whole_of(const td_json *object, const char *name)
+/* The checkpoint is damaged. */
+static bool restore_broken(run_loop *run, const run_restore *r, const char *format, ...)
 {
-    const td_json *member = td_json_get(object, name);
-    return member && member->kind == TD_JSON_NUMBER && member->whole ? member->integer : -1;
+    char text[512], hint[400];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    way_on(run, r, hint, sizeof hint);
+    td_fail(run->td, TD_ERROR_DATA, "%s: %s%s", r->dir, text, hint);
+    return false;
+}
+
+/* A file of it cannot be read, as the reader says. */
+static bool restore_unread(run_loop *run, const run_restore *r)
+{
+    char hint[400];
+    way_on(run, r, hint, sizeof hint);
+    td_fail(run->td, td_error(r->reader), "%s%s", td_error_text(r->reader), hint);
+    return false;
 }
 
 /* ---- Opening */
+
+static bool check_owner(run_loop *run, const run_restore *r, const td_json *root)
+{
+    const char *model = td_json_get_string(root, "model");
+    if (!model || strcmp(model, run->name))
+        return restore_fail(run, r, "is a checkpoint of the model '%.40s', this is '%s': choose another --out",
+                            model ? model : "?", run->name);
+    const char *optimizer = td_json_get_string(root, "optimizer"), *here = run_flags_text(&run->flags, "optimizer");
+    if (r->training && optimizer && here && strcmp(optimizer, here))
+        return restore_fail(run, r,
+                            "was trained with --optimizer %.40s, not %s: what one keeps is of no use to another",
+                            optimizer, here);
+    return true;
+}
 
 static bool read_manifest(run_loop *run, run_restore *r)
 {
     char path[RUN_PATH];
     if (!run_path(run->td, path, "%s/manifest.json", r->dir)) return false;
-    r->document = td_json_read(run->td, path);
-    if (!r->document) return false;
+    r->document = td_json_read(r->reader, path);
+    if (!r->document) return restore_unread(run, r);
     const td_json *root = td_json_root(r->document);
-    const char *format = json_text_of(root, "format"), *model = json_text_of(root, "model");
+    const char *format = td_json_get_string(root, "format");
     if (!format || strcmp(format, "tandem checkpoint 1"))
-        return restore_fail(run, r, "manifest.json is not one of a checkpoint this version can read");
-    if (!model || strcmp(model, run->name))
-        return restore_fail(run, r, "is a checkpoint of the model '%.40s', this is '%s': choose another --out",
-                            model ? model : "?", run->name);
-    const char *optimizer = json_text_of(root, "optimizer"), *here = run_flags_text(&run->flags, "optimizer");
-    if (r->training && optimizer && here && strcmp(optimizer, here))
-        return restore_fail(run, r,
-                            "was trained with --optimizer %.40s, not %s: what one keeps is of no use to another",
-                            optimizer, here);
-    r->step = json_whole_of(root, "step");
-    r->schedule_steps = json_whole_of(root, "schedule_steps");
+        return restore_broken(run, r, "manifest.json is not one of a checkpoint this version can read");
+    if (!check_owner(run, r, root)) return false;
+    r->step = td_json_get_whole(root, "step", -1);
+    r->schedule_steps = td_json_get_whole(root, "schedule_steps", -1);
     r->states = td_json_get(root, "states");
-    if (r->step < 0 || !r->states || r->states->kind != TD_JSON_ARRAY || !json_text_of(root, "position"))
-        return restore_fail(run, r, "manifest.json lacks \"step\", \"position\" or \"states\"");
+    if (!r->states || r->states->kind != TD_JSON_ARRAY || !td_json_get_string(root, "position"))
+        return restore_broken(run, r, "manifest.json lacks \"position\" or \"states\"");
+    if (r->step != r->folder)
+        return restore_broken(run, r, "manifest.json is of step %lld, as \"step\" says", (long long)r->step);
+    if (r->schedule_steps < 1)
+        return restore_broken(run, r, "manifest.json: \"schedule_steps\" must be a whole number of at least 1");
     return true;
 }
 
@@ -96,6 +128,8 @@ run_restore *run_restore_open(run_loop *run, bool training)
         return NULL;
     }
     r->training = training;
+    r->folder = step;
+    r->reader = td_open(&(td_options){ .threads = 1 });
     if (run_path(run->td, r->dir, "%s/checkpoints/step-%lld", run->out, (long long)step) && read_manifest(run, r)) {
         r->used = calloc((size_t)r->states->count + 1, sizeof *r->used);
         r->files = calloc(RESTORE_FILES, sizeof *r->files);
@@ -111,6 +145,7 @@ void run_restore_close(run_restore *r)
     if (!r) return;
     for (int32_t i = 0; i < r->file_count; i++) td_safetensors_close(r->files[i].file);
     td_json_close(r->document);
+    td_close(r->reader);
     free(r->files);
     free(r->used);
     free(r);
@@ -119,18 +154,41 @@ void run_restore_close(run_restore *r)
 int64_t run_restore_step(const run_restore *r) { return r->step; }
 int64_t run_restore_schedule_steps(const run_restore *r) { return r->schedule_steps; }
 
-double run_restore_first_loss(const run_restore *r)
+double run_restore_loss(const run_restore *r, const char *which)
 {
-    const td_json *loss = td_json_get(td_json_root(r->document), "first_loss");
-    return loss && loss->kind == TD_JSON_NUMBER ? loss->number : (double)NAN;
+    return td_json_get_number(td_json_root(r->document), which, (double)NAN);
+}
+
+/* The order of the data is that of the seed, the batch and the samples it was begun with. */
+static bool same_order(run_loop *run, const run_restore *r, const data_position *saved)
+{
+    data_position here = data_tell(run->loader);
+    if (saved->batch_rows != here.batch_rows)
+        return restore_fail(run, r, "was trained with --batch %lld, not %lld: go on with that",
+                            (long long)saved->batch_rows, (long long)here.batch_rows);
+    if (saved->seed != here.seed)
+        return restore_fail(run, r, "was trained with --seed %llu, not %llu: go on with that",
+                            (unsigned long long)saved->seed, (unsigned long long)here.seed);
+    if (saved->count != here.count)
+        return restore_fail(run, r,
+                            "was trained on %lld samples, and %.80s holds %lld: give the --data it was begun with",
+                            (long long)saved->count, run->train->name, (long long)here.count);
+    return true;
 }
 
 bool run_restore_position(run_loop *run, const run_restore *r)
 {
-    data_position position;
-    if (!data_position_parse(json_text_of(td_json_root(r->document), "position"), &position))
-        return restore_fail(run, r, "manifest.json: \"position\" is no position of a data loader");
-    return data_seek(run->loader, &position);
+    data_position saved;
+    int64_t given = 0;
+    if (!data_position_parse(td_json_get_string(td_json_root(r->document), "position"), &saved))
+        return restore_broken(run, r, "manifest.json: \"position\" is no position of a data loader");
+    if (!same_order(run, r, &saved)) return false;
+    /* A program may pass over batches, but an update takes one. */
+    bool counted = !__builtin_mul_overflow(saved.epoch, data_batches(run->loader), &given) &&
+                   !__builtin_add_overflow(given, saved.batch, &given);
+    if (!counted || given < r->step)
+        return restore_broken(run, r, "manifest.json: \"position\" is before step %lld", (long long)r->step);
+    return data_seek(run->loader, &saved);
 }
 
 /* ---- States */
@@ -141,34 +199,45 @@ static td_safetensors *file_named(run_loop *run, run_restore *r, const char *nam
         if (!strcmp(r->files[i].name, name)) return r->files[i].file;
     char path[RUN_PATH];
     if (strchr(name, '/') || r->file_count == RESTORE_FILES) {
-        restore_fail(run, r, "manifest.json names the file '%.60s', which cannot be", name);
+        restore_broken(run, r, "manifest.json names the file '%.60s', which cannot be", name);
         return NULL;
     }
     if (!run_path(run->td, path, "%s/%s", r->dir, name)) return NULL;
-    td_safetensors *file = td_safetensors_open(run->td, path);
+    td_safetensors *file = td_safetensors_open(r->reader, path);
     if (file) r->files[r->file_count++] = (restore_file){ name, file };
+    else restore_unread(run, r);
     return file;
 }
 
-/* Writes what piece holds of elements [from, to) of s; adds their count to *copied. */
-static bool copy_piece(run_loop *run, run_restore *r, td_state s, const td_json *piece, int64_t from, int64_t to,
-                       int64_t *copied)
+/* The entry of a piece: elements [begin, begin + count) of s, the whole state under its own shape. */
+static bool find_piece(run_loop *run, run_restore *r, td_state s, const td_json *piece, int64_t count,
+                       td_safetensors_entry *entry)
 {
-    const char *name = json_text_of(piece, "file"), *key = json_text_of(piece, "key");
-    int64_t begin = json_whole_of(piece, "begin"), count = json_whole_of(piece, "count");
-    int64_t elements = td_shape_elements(td_state_shape(s)), size = td_dtype_size(td_state_dtype(s));
-    if (!name || !key || begin < 0 || count < 0 || begin > elements || count > elements - begin)
-        return restore_fail(run, r, "manifest.json: a piece of '%s' cannot be", td_state_name(s));
-    int64_t first = begin > from ? begin : from, last = begin + count < to ? begin + count : to;
-    if (first >= last) return true;
+    const char *name = td_json_get_string(piece, "file"), *key = td_json_get_string(piece, "key");
+    if (!name || !key) return restore_broken(run, r, "manifest.json: a piece of '%s' cannot be", td_state_name(s));
     td_safetensors *file = file_named(run, r, name);
     if (!file) return false;
+    if (!td_safetensors_find(file, key, entry)) return restore_broken(run, r, "%s does not hold '%s'", name, key);
+    td_shape shape = td_state_shape(s);
+    if (count != td_shape_elements(shape)) shape = TD_SHAPE(count);
+    if (td_shape_equal(entry->shape, shape) && entry->dtype == td_state_dtype(s)) return true;
+    return restore_broken(run, r, "%s: '%s' has another shape or dtype than manifest.json says", name, key);
+}
+
+/* Writes what piece holds of elements [from, to) of s. It must begin at *end, which moves behind it. */
+static bool copy_piece(run_loop *run, run_restore *r, td_state s, const td_json *piece, int64_t from, int64_t to,
+                       int64_t *end)
+{
+    int64_t begin = td_json_get_whole(piece, "begin", -1), count = td_json_get_whole(piece, "count", -1);
+    int64_t elements = td_shape_elements(td_state_shape(s)), size = td_dtype_size(td_state_dtype(s));
+    if (begin != *end || count < 0 || count > elements - begin)
+        return restore_broken(run, r, "manifest.json: a piece of '%s' cannot be", td_state_name(s));
+    *end = begin + count;
+    int64_t first = begin > from ? begin : from, last = *end < to ? *end : to;
+    if (first >= last) return true;
     td_safetensors_entry entry;
-    if (!td_safetensors_find(file, key, &entry)) return restore_fail(run, r, "%s does not hold '%s'", name, key);
-    if (entry.bytes != count * size || entry.dtype != td_state_dtype(s))
-        return restore_fail(run, r, "%s: '%s' has another size or dtype than manifest.json says", name, key);
-    *copied += last - first;
-    return td_state_write(s, first, last - first, (const char *)entry.data + (first - begin) * size);
+    return find_piece(run, r, s, piece, count, &entry) &&
+           td_state_write(s, first, last - first, (const char *)entry.data + (first - begin) * size);
 }
 
 static void shape_text(td_shape shape, char *to, size_t room)
@@ -193,9 +262,9 @@ static bool shape_of(const td_json *array, td_shape *shape)
 static bool same_form(run_loop *run, const run_restore *r, td_state s, const td_json *saved)
 {
     td_shape shape;
-    const char *dtype = json_text_of(saved, "dtype"), *here = td_dtype_name(td_state_dtype(s));
+    const char *dtype = td_json_get_string(saved, "dtype"), *here = td_dtype_name(td_state_dtype(s));
     if (!dtype || !shape_of(td_json_get(saved, "shape"), &shape))
-        return restore_fail(run, r, "manifest.json: '%s' has no dtype or shape", td_state_name(s));
+        return restore_broken(run, r, "manifest.json: '%s' has no dtype or shape", td_state_name(s));
     if (strcmp(dtype, here))
         return restore_fail(run, r, "'%s' is %.10s there and %s here: give the --dtype it was trained with",
                             td_state_name(s), dtype, here);
@@ -209,10 +278,10 @@ static bool same_form(run_loop *run, const run_restore *r, td_state s, const td_
 
 static bool fill_state(run_loop *run, run_restore *r, td_state s)
 {
-    int64_t index = 0, from, to, copied = 0;
+    int64_t index = 0, from, to, end = 0;
     const td_json *saved = r->states->first;
     for (; saved; saved = saved->next, index++) {
-        const char *name = json_text_of(saved, "name");
+        const char *name = td_json_get_string(saved, "name");
         if (name && !strcmp(name, td_state_name(s))) break;
     }
     if (!saved) return restore_fail(run, r, "does not hold '%s', which this model has", td_state_name(s));
@@ -221,17 +290,18 @@ static bool fill_state(run_loop *run, run_restore *r, td_state s)
     const td_json *pieces = td_json_get(saved, "pieces");
     const td_json *piece = pieces && pieces->kind == TD_JSON_ARRAY ? pieces->first : NULL;
     for (; piece; piece = piece->next)
-        if (!copy_piece(run, r, s, piece, from, to, &copied)) return false;
-    if (copied == to - from) return true;
-    return restore_fail(run, r, "the pieces of '%s' hold %lld of the %lld elements needed", td_state_name(s),
-                        (long long)copied, (long long)(to - from));
+        if (!copy_piece(run, r, s, piece, from, to, &end)) return false;
+    int64_t elements = td_shape_elements(td_state_shape(s));
+    if (end == elements) return true;
+    return restore_broken(run, r, "the pieces of '%s' hold %lld of its %lld elements", td_state_name(s), (long long)end,
+                          (long long)elements);
 }
 
 static bool check_left_over(run_loop *run, const run_restore *r)
 {
     int64_t index = 0;
     for (const td_json *saved = r->states->first; saved; saved = saved->next, index++) {
-        const char *kind = json_text_of(saved, "kind"), *name = json_text_of(saved, "name");
+        const char *kind = td_json_get_string(saved, "kind"), *name = td_json_get_string(saved, "name");
         bool expected = r->training || !kind || !strcmp(kind, "parameter"); /* without training there is no optimizer */
         if (r->used[index] || !expected) continue;
         return restore_fail(run, r, "holds '%s', which this model has not: give the flags it was trained with",

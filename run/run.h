@@ -36,6 +36,7 @@ typedef enum run_flag_kind {
     RUN_COUNT,                    /* a whole number >= 1 */
     RUN_COUNTS,                   /* several, with commas between them */
     RUN_WHOLE,                    /* a whole number >= 0 */
+    RUN_SEED,                     /* the same up to 2^64 - 1; run_flag_whole gives its 64 bits */
     RUN_POSITIVE,                 /* a number > 0 */
     RUN_AMOUNT,                   /* a number >= 0 */
     RUN_FRACTION,                 /* a number in [0, 1) */
@@ -69,11 +70,11 @@ typedef struct run_defaults {
     const run_flag *flags;        /* of the program's own, beside the common ones */
 } run_defaults;
 
-/* Reads the flags in argv (--help lists them), starts the ranks, opens the context. Flags are taken out of argv. Never
- * NULL, except when there is no memory at all; every function here takes that NULL. */
+/* Reads the flags in argv (--help lists them), starts the ranks, opens the context. Flags are taken out of argv; any
+ * other word is wrong usage. Never NULL, except when there is no memory at all; every function here takes that NULL. */
 TD_API run_loop *run_open(int *argc, char ***argv, const run_defaults *defaults);
 TD_API td_context *run_context(run_loop *run);
-TD_API const char *run_data(run_loop *run);               /* --data; "" without one */
+TD_API const char *run_data(run_loop *run);               /* --data; "" and wrong usage without one */
 
 /* Values of flags, the program's own included. Valid until run_close. */
 TD_API const char *run_flag_text(run_loop *run, const char *flag);   /* NULL: no value */

@@ -9,24 +9,29 @@ static volatile sig_atomic_t came;
 
 static void note(int number) { came = number; }
 
+static void set(int number, void (*handler)(int), int flags)
+{
+    struct sigaction action = { .sa_handler = handler, .sa_flags = flags };
+    sigemptyset(&action.sa_mask);
+    sigaction(number, &action, NULL);
+}
+
+/* A file over the limit of its size is then an error of write. */
+void run_signals_ignore(void) { set(SIGXFSZ, SIG_IGN, 0); }
+
 void run_signals_catch(void)
 {
-    struct sigaction action = { .sa_handler = note, .sa_flags = SA_RESTART | SA_RESETHAND };
-    sigemptyset(&action.sa_mask);
     came = 0;
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-    /* A file over the limit of its size is then an error of write, not the end of the process. */
-    struct sigaction ignore = { .sa_handler = SIG_IGN };
-    sigaction(SIGXFSZ, &ignore, NULL);
+    set(SIGINT, note, SA_RESTART | SA_RESETHAND);
+    set(SIGTERM, note, SA_RESTART | SA_RESETHAND);
+    set(SIGPIPE, SIG_IGN, 0); /* who reads the progress does not decide over the run */
 }
 
 void run_signals_release(void)
 {
-    struct sigaction standard = { .sa_handler = SIG_DFL };
-    sigaction(SIGINT, &standard, NULL);
-    sigaction(SIGTERM, &standard, NULL);
-    sigaction(SIGXFSZ, &standard, NULL);
+    static const int numbers[] = { SIGINT, SIGTERM, SIGPIPE, SIGXFSZ };
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) set(numbers[i], SIG_DFL, 0);
+    came = 0;
 }
 
 int run_signal(void) { return came; }

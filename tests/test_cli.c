@@ -28,7 +28,7 @@ static void read_text(const char *path, char *to, size_t room)
     fclose(from);
 }
 
-/* Runs a shell command in the folder of this test; $MLP and $DATA are set. Returns its exit status. */
+/* Runs a shell command in the folder of this test; $MLP, $EXAMPLES and $DATA are set. Returns its exit status. */
 static int sh(const char *format, ...) TD_PRINTF(1, 2);
 static int sh(const char *format, ...)
 {
@@ -37,7 +37,8 @@ static int sh(const char *format, ...)
     va_start(arguments, format);
     vsnprintf(command, sizeof command, format, arguments);
     va_end(arguments);
-    snprintf(whole, sizeof whole, "MLP='%s/mlp'; DATA=data; { %s; } >stdout.txt 2>stderr.txt", TANDEM_BIN, command);
+    snprintf(whole, sizeof whole, "MLP='%s/mlp'; EXAMPLES='%s/examples'; DATA=data; { %s; } >stdout.txt 2>stderr.txt",
+             TANDEM_BIN, TANDEM_BIN, command);
     int status = system(whole);
     read_text("stdout.txt", out_text, sizeof out_text);
     read_text("stderr.txt", err_text, sizeof err_text);
@@ -254,6 +255,76 @@ START_TEST(test_a_signal_saves_and_ends_well)
 }
 END_TEST
 
+START_TEST(test_an_evaluation_due_when_a_signal_comes_is_made)
+{
+    enter();
+    ck_assert_sh(0,
+                 "rm -rf due; " SMALL "--steps 1000000 --eval-every 1 --ranks 2 --out due & pid=$!; "
+                 "while kill -0 $pid && ! test -s due/metrics.jsonl; do sleep 0.01; done; kill -TERM $pid; wait $pid; "
+                 "tail -n 1 due/metrics.jsonl | grep '\"eval\":{\"loss\"'");
+}
+END_TEST
+
+START_TEST(test_what_does_not_train_ends_at_a_signal)
+{
+    enter();
+    ck_assert_sh(143, "$MLP bench --hidden 16 --batch 8 --steps 100000000 & pid=$!; "
+                      "sleep 0.3; kill -TERM $pid; wait $pid");
+}
+END_TEST
+
+/* Its process may be killed between the last checkpoint and the summary. */
+START_TEST(test_a_run_that_is_done_gets_the_summary_it_lacks)
+{
+    enter();
+    ck_assert_sh(0, "rm -rf sum; " SMALL "--steps 3 --out sum");
+    double loss = summary_number("sum/summary.json", NULL, "final_loss"),
+           first = summary_number("sum/summary.json", NULL, "first_loss"),
+           ms = summary_number("sum/summary.json", NULL, "step_ms");
+    ck_assert_sh(0, "cp sum/config.json config.was; $MLP train --resume --out sum --steps 2 && "
+                    "cmp config.was sum/config.json");
+    ck_assert_str_has(out_text, "nothing to do: step 3 of 2 is done");
+    ck_assert_ptr_null(strstr(out_text, "going on"));
+    ck_assert_double_eq(summary_number("sum/summary.json", NULL, "step_ms"), ms); /* it stands */
+    ck_assert_sh(0, "rm sum/summary.json; $MLP train --resume --out sum");
+    ck_assert_double_eq(summary_number("sum/summary.json", NULL, "final_loss"), loss);
+    ck_assert_double_eq(summary_number("sum/summary.json", NULL, "first_loss"), first);
+    ck_assert(summary_number("sum/summary.json", "eval", "accuracy") >= 0);
+}
+END_TEST
+
+START_TEST(test_who_reads_the_output_does_not_decide_over_the_run)
+{
+    enter();
+    ck_assert_sh(0, "rm -rf pipe; { " SMALL "--steps 200 --out pipe; echo $? >pipe.status; } | head -n 1");
+    ck_assert_sh(0, "test $(cat pipe.status) -eq 0 && test -s pipe/checkpoints/step-200/manifest.json");
+    ck_assert_sh(0, SMALL "--steps 5 >/dev/full");
+    /* more lines than a pipe holds, and nobody reads for longer than ranks wait */
+    ck_assert_sh(0, "{ " SMALL "--steps 2000 --ranks 2 --timeout 1.5; echo $? >pipe.status; } | "
+                    "{ sleep 3; tail -n 1; }; test $(cat pipe.status) -eq 0");
+}
+END_TEST
+
+START_TEST(test_planning_takes_no_memory_for_data)
+{
+    enter();
+    ck_assert_sh(0, "$MLP plan --hidden 4 --batch 100000000 --json >plan.json"); /* 300 GB of images */
+    ck_assert_double_eq(summary_number("plan.json", NULL, "batch"), 1e8);
+    ck_assert_sh(0, "$MLP plan --task regress --hidden 4 --batch 8192 --accumulate 2 && "
+                    "$MLP bench --task regress --hidden 4 --batch 8192 --steps 2 --json >bench.json");
+    ck_assert_double_eq(summary_number("bench.json", NULL, "steps"), 2);
+}
+END_TEST
+
+START_TEST(test_an_evaluation_is_told_after_its_update)
+{
+    enter();
+    ck_assert_sh(0, SMALL "--steps 2 --eval-every 1");
+    const char *step = strstr(out_text, "step 1/2"), *evaluation = strstr(out_text, "eval at step 1");
+    ck_assert(step && evaluation && step < evaluation);
+}
+END_TEST
+
 START_TEST(test_help_lists_the_flags_of_a_command)
 {
     enter();
@@ -333,6 +404,9 @@ static void check_mistakes(const mistake *m, size_t count)
 #define CHECK_MISTAKES(...) \
     check_mistakes((const mistake[]){ __VA_ARGS__ }, sizeof((const mistake[]){ __VA_ARGS__ }) / sizeof(mistake))
 
+/* An optimizer that no step has met is the program's to close; an example that ends at once leaves it to the system. */
+#define CLASSIFIER "ASAN_OPTIONS=$ASAN_OPTIONS:detect_leaks=0 $EXAMPLES/classifier "
+
 START_TEST(test_wrong_usage_is_one_line_and_status_2)
 {
     enter();
@@ -361,6 +435,19 @@ START_TEST(test_wrong_usage_is_one_line_and_status_2)
         { 2, "$MLP train --data $DATA --strategy zero9", "zero9" },
         { 2, "$MLP train --data $DATA --batch 24 --ranks 2 --strategy single", "single" },
         { 2, "$MLP train --data $DATA --batch 24 --ranks 2 --strategy fsdp --units 'layer.*'", "layer.*" },
+        { 2, "$MLP train --data $DATA --units net --steps 2", "--units has no effect here: it is for --strategy fsdp" },
+        { 2, "$MLP train --data $DATA --ranks 2 --batch 24 --units net", "--units has no effect here" },
+        { 2, "$MLP train --data $DATA --scale 2", "--scale is for a table (CSV)" },
+        { 2, "$MLP train --data $DATA --target 1", "--target is for a table (CSV)" },
+        { 2, "$MLP train --task regress --data $DATA", "--data has no effect with --task regress" },
+        { 2, "$MLP train --task regress --scale 2", "--scale has no effect with --task regress" },
+        { 2, "$MLP train --data $DATA --momentum 0.5", "--momentum has no effect here: it is for --optimizer sgd" },
+        { 2, "$MLP train --data $DATA --schedule constant --final-lr 1", "--final-lr has no effect here" },
+        { 2, "$MLP train --data $DATA --steps 5 --warmup 6", "--warmup 6 is more than the 5 updates" },
+        { 2, "$MLP train --data $DATA --batch 10 --accumulate 3", "1 rank x 3 micro-batches: 9" },
+        { 2, CLASSIFIER, "--data is needed" },
+        { 2, CLASSIFIER "stray --data $DATA", "'stray' stands where a flag should" },
+        { 2, CLASSIFIER "--data $DATA --eval-every 2", "--eval-every has nothing to evaluate on" },
         { 2, "$MLP train --config no-such.json", "no-such.json" },
         { 2, "echo '{\"bacth\": 3}' >bad.json; $MLP train --config bad.json", "bad.json: unknown flag --bacth" },
         { 2, "echo '{\"batch\": ' >bad.json; $MLP train --config bad.json", "bad.json" });
@@ -375,7 +462,8 @@ START_TEST(test_data_that_is_wrong_is_named)
                     "printf '\\0\\0\\11\\3' | dd of=bad/magic/train-images-idx3-ubyte conv=notrunc status=none; "
                     "cp data/t10k-labels-idx1-ubyte bad/counts/train-labels-idx1-ubyte; truncate -s -1 "
                     "bad/short/train-images-idx3-ubyte; "
-                    "echo '1,2,x' >bad/words.csv; printf '1,2,0\\n1,0\\n' >bad/ragged.csv");
+                    "echo '1,2,x' >bad/words.csv; for i in 1 2 3 4 5 6 7 8 9; do echo \"$i,2,0\"; done >bad/nine.csv; "
+                    "printf '1,2,0\\n1,0\\n' >bad/ragged.csv");
     CHECK_MISTAKES(
         { 1, "$MLP train --data nowhere", "nowhere: No such file or directory" },
         { 1, "$MLP train --data bad", "bad: holds neither train-images-idx3-ubyte" },
@@ -385,6 +473,8 @@ START_TEST(test_data_that_is_wrong_is_named)
         { 1, "$MLP train --data bad/short", "bad/short/train-images-idx3-ubyte" },
         { 1, "$MLP train --data bad/words.csv", "words.csv" },
         { 1, "$MLP train --data bad/ragged.csv", "ragged.csv" },
+        { 1, "$MLP train --data bad/nine.csv --batch 4 --steps 5 --out nine",
+          "nine.csv: 9 rows, at least 10 are needed: every tenth is kept for testing" },
         { 1, "$MLP train --data nowhere --batch 24 --ranks 2", "nowhere: No such file or directory" },
         { 1, "$MLP train --data $DATA --device cuda", "no CUDA device" },
         { 1, "$MLP train --data $DATA --batch 24 --ranks 2 --device cuda", "no CUDA device" },
@@ -399,6 +489,12 @@ START_TEST(test_output_that_cannot_be_written_is_named)
     CHECK_MISTAKES(
         { 1, SMALL "--steps 3 --out /dev/null/x >/dev/null", "/dev/null" },
         { 1, "$MLP plan --hidden 16 --batch 8 --json >/dev/full", "stdout" },
+        { 1, "$MLP plan --hidden 16 --batch 8 >/dev/full", "stdout" },
+        { 1, "$MLP bench --hidden 16 --batch 8 --steps 2 >/dev/full", "stdout" },
+        { 1, "$MLP eval --out full >/dev/full", "stdout" },
+        { 1, "$MLP --help >/dev/full", "stdout" },
+        { 1, "$MLP train --help >/dev/full", "stdout" },
+        { 1, "(ulimit -f 8; " SMALL "--ranks 2 --steps 3 >/dev/null)", "File too large" },
         /* 8 blocks of 512 bytes hold the lines but no checkpoint */
         { 1, "(ulimit -f 8; $MLP train --resume --out full --steps 6 >/dev/null)", "full/checkpoints" });
     ck_assert_sh(0, "$MLP eval --out full && test ! -e full/checkpoints/.step-6");
@@ -421,9 +517,40 @@ START_TEST(test_a_checkpoint_that_does_not_fit_is_refused)
         { 1, "$MLP train --resume --out d --steps 6 >/dev/null", "rank-0.safetensors" },
         { 1, "$MLP eval --out d >/dev/null", "rank-0.safetensors" },
         { 1, "$MLP train --resume --out e --steps 6 >/dev/null", "checkpoint of the model 'gpt', this is 'mlp'" },
-        { 1, "$MLP train --resume --out none --data $DATA >/dev/null",
-          "none/checkpoints holds no complete checkpoint" });
+        { 1, "$MLP train --resume --out c --batch 12 --steps 6 >/dev/null", "was trained with --batch 24, not 12" },
+        { 1, "$MLP train --resume --out c --seed 7 --steps 6 >/dev/null", "was trained with --seed 0, not 7" },
+        { 1, "rm -rf f; mkdir -p f/checkpoints; cp c/config.json f; $MLP train --resume --out f >/dev/null",
+          "f/checkpoints holds no complete checkpoint" },
+        { 1, "echo '{' >f/config.json; $MLP train --resume --out f", "f/config.json: line " },
+        { 1, "$MLP train --resume --out none --data $DATA", "none/config.json: No such file or directory" },
+        { 1, "$MLP eval --out none", "none/config.json: No such file or directory" });
     ck_assert_sh(0, "$MLP train --resume --out c --steps 6");
+}
+END_TEST
+
+/* What would load in silence, or not at all. */
+START_TEST(test_a_manifest_that_cannot_be_is_refused)
+{
+    enter();
+    static const struct { const char *edit, *says; } cases[] = {
+        { "s/\"step\":3/\"step\":4/", "manifest.json is of step 4" },
+        { "s/\"schedule_steps\":3/\"schedule_steps\":-3/",
+          "\"schedule_steps\" must be a whole number of at least 1" },
+        { "s/\"schedule_steps\":3,//", "\"schedule_steps\" must be a whole number of at least 1" },
+        { "s/epoch 0 batch 3/epoch 0 batch 2/", "\"position\" is before step 3" },
+        { "s/epoch 0 batch 3/epoch 9223372036854775807 batch 3/", "\"position\" is before step 3" },
+        { "s/{[^{}]*\"key\":\"net.0.bias\",\"begin\"[^}]*}/&,&/", "a piece of 'net.0.bias' cannot be" },
+        { "s/\\(\"net.0.bias\",\"begin\":0,\"count\":\\)16/\\115/", "has another shape or dtype" },
+        { "s/\\(\"net.0.bias\",\"begin\":\\)0/\\11/", "a piece of 'net.0.bias' cannot be" },
+        { "s/\\(\"net.0.bias\",\"begin\":0,\"count\":\\)16/\\10/", "the pieces of 'net.0.bias' hold 0 of its 16" },
+    };
+    ck_assert_sh(0, "rm -rf m; " SMALL "--steps 3 --out m && cp m/checkpoints/step-3/manifest.json manifest.was");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        ck_assert_sh(0, "sed '%s' manifest.was >m/checkpoints/step-3/manifest.json && ! cmp -s manifest.was "
+                        "m/checkpoints/step-3/manifest.json", cases[i].edit);
+        CHECK_MISTAKES({ 1, "$MLP train --resume --out m --steps 6 >/dev/null", cases[i].says });
+    }
+    ck_assert_sh(0, "cp manifest.was m/checkpoints/step-3/manifest.json && $MLP train --resume --out m --steps 6");
 }
 END_TEST
 
@@ -437,13 +564,20 @@ START_TEST(test_nan_stops_and_keeps_the_last_good_checkpoint)
     ck_assert_str_has(err_text, "nan/checkpoints/step-2");
     ck_assert_sh(0, "ls nan/checkpoints");
     ck_assert_str_eq(out_text, "step-2\n");
+    CHECK_MISTAKES({ 1, SMALL "--steps 40 --optimizer sgd --lr 1e30 --out nan >/dev/null", "is nan: stopped" });
+    ck_assert_ptr_null(strstr(err_text, "last checkpoint saved")); /* that one is of another run */
+    ck_assert_sh(0, "test -s nan/previous-1/checkpoints/step-2/manifest.json");
 }
 END_TEST
 
 TESTS("cli", test_training_leaves_its_files, test_eval_reads_the_checkpoint_and_its_flags,
       test_json_is_all_there_is_on_stdout, test_ranks_and_accumulation_follow_one_curve,
       test_a_checkpoint_goes_on_in_any_world, test_killed_at_any_point_it_resumes_to_the_bit,
-      test_a_signal_saves_and_ends_well, test_help_lists_the_flags_of_a_command, test_progress_fits_the_terminal,
+      test_a_signal_saves_and_ends_well, test_an_evaluation_due_when_a_signal_comes_is_made,
+      test_what_does_not_train_ends_at_a_signal, test_a_run_that_is_done_gets_the_summary_it_lacks,
+      test_who_reads_the_output_does_not_decide_over_the_run, test_planning_takes_no_memory_for_data,
+      test_an_evaluation_is_told_after_its_update, test_help_lists_the_flags_of_a_command,
+      test_progress_fits_the_terminal,
       test_wrong_usage_is_one_line_and_status_2, test_data_that_is_wrong_is_named,
       test_output_that_cannot_be_written_is_named, test_a_checkpoint_that_does_not_fit_is_refused,
-      test_nan_stops_and_keeps_the_last_good_checkpoint)
+      test_a_manifest_that_cannot_be_is_refused, test_nan_stops_and_keeps_the_last_good_checkpoint)

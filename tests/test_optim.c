@@ -162,6 +162,46 @@ START_TEST(test_sgd_follows_its_formula)
 }
 END_TEST
 
+START_TEST(test_adagrad_follows_its_formula)
+{
+    opt_adagrad_options o = { .decay = 0.3, .rate_decay = 0.1, .eps = 0.01 };
+    bowl b = bowl_open(TD_F64);
+    opt_optimizer *opt = opt_adagrad(b.root, &o);
+    double p[ALL], s[ALL] = { 0 };
+    for (int i = 0; i < ALL; i++) p[i] = 1;
+    for (int n = 1; n <= 25; n++) {
+        bowl_step(&b, opt, 0.1);
+        for (int i = 0; i < ALL; i++) {
+            double d = slope(i, p[i]) + o.decay * p[i];
+            s[i] += d * d;
+            p[i] -= 0.1 / (1 + (n - 1) * o.rate_decay) * d / (sqrt(s[i]) + o.eps);
+        }
+        bowl_expect(&b, p, tolerance_f64);
+    }
+    ck_assert_int_ne(td_state_named(b.td, "hidden.weight.sum").id, TD_NONE);
+    bowl_close(&b, opt);
+}
+END_TEST
+
+START_TEST(test_lion_follows_its_formula)
+{
+    bowl b = bowl_open(TD_F64);
+    opt_optimizer *opt = opt_lion(b.root, &(opt_lion_options){ .decay = 0.3 });
+    double p[ALL], m[ALL] = { 0 };
+    for (int i = 0; i < ALL; i++) p[i] = 1;
+    for (int n = 1; n <= 25; n++) {
+        bowl_step(&b, opt, 0.01);
+        for (int i = 0; i < ALL; i++) {
+            double g = slope(i, p[i]), c = 0.9 * m[i] + 0.1 * g;
+            p[i] -= 0.01 * ((c > 0) - (c < 0) + 0.3 * p[i]);
+            m[i] = 0.99 * m[i] + 0.01 * g;
+        }
+        bowl_expect(&b, p, tolerance_f64);
+    }
+    bowl_close(&b, opt);
+}
+END_TEST
+
 /* ---- Clipping and gathering ----------------------------------------------------------------------------- */
 
 START_TEST(test_clipping_scales_by_the_norm_over_all_parameters)
@@ -513,7 +553,7 @@ START_TEST(test_a_schedule_without_length_ends_at_once)
 }
 END_TEST
 
-TESTS("optim", test_adam_follows_its_formula, test_adamw_follows_its_formula, test_sgd_follows_its_formula,
+TESTS("optim", test_adam_follows_its_formula, test_adamw_follows_its_formula, test_sgd_follows_its_formula, test_adagrad_follows_its_formula, test_lion_follows_its_formula,
       test_clipping_scales_by_the_norm_over_all_parameters, test_a_gradient_within_the_limit_is_not_touched,
       test_gradients_of_several_backwards_add_up, test_moments_and_counter_have_their_names,
       test_only_momentum_has_a_momentum_buffer, test_a_new_rate_needs_no_new_plan,

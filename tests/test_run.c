@@ -2,6 +2,7 @@
  * Timeout: 300 s
  */
 #include <dirent.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -15,7 +16,7 @@ static const run_flag table[] = {
     { .name = "batch", .kind = RUN_COUNT, .standard = "128", .most = 1000, .help = "size" },
     { .name = "steps", .kind = RUN_COUNT, .help = "updates" },
     { .name = "hidden", .kind = RUN_COUNTS, .help = "sizes" },
-    { .name = "seed", .kind = RUN_WHOLE, .standard = "0", .help = "seed" },
+    { .name = "seed", .kind = RUN_SEED, .standard = "0", .help = "seed" },
     { .name = "lr", .kind = RUN_POSITIVE, .standard = "0.001", .help = "rate" },
     { .name = "clip", .kind = RUN_AMOUNT, .help = "norm" },
     { .name = "dropout", .kind = RUN_FRACTION, .help = "share" },
@@ -72,7 +73,11 @@ START_TEST(test_wrong_values_say_what_is_right)
           "--batch takes a whole number of at least 1, at most 1000, not '99999999999999999999'" },
         { "--steps", "many", "--steps takes a whole number of at least 1, not 'many'" },
         { "--steps", " 3", "--steps takes a whole number of at least 1, not ' 3'" },
-        { "--seed", "-1", "--seed takes a whole number of at least 0, not '-1'" },
+        { "--seed", "-1", "--seed takes a whole number of at least 0, below 2^64, not '-1'" },
+        { "--seed", "18446744073709551616",
+          "--seed takes a whole number of at least 0, below 2^64, not '18446744073709551616'" },
+        { "--steps", "9223372036854775808",
+          "--steps takes a whole number of at least 1, not '9223372036854775808'" },
         { "--lr", "0", "--lr takes a number above 0, not '0'" },
         { "--lr", "nan", "--lr takes a number above 0, not 'nan'" },
         { "--lr", "inf", "--lr takes a number above 0, not 'inf'" },
@@ -104,6 +109,8 @@ START_TEST(test_unknown_flags_suggest_the_nearest)
     ck_assert_str_eq(parse(&f, "--stpes", "3"), "unknown flag --stpes: did you mean --steps?");
     ck_assert_str_eq(parse(&f, "--batchsize", "3"), "unknown flag --batchsize: 'mlp train --help' lists all");
     ck_assert_str_eq(parse(&f, "--drop", "0.1"), "unknown flag --drop: did you mean --dropout?");
+    ck_assert_str_eq(parse(&f, "--foo", NULL), "unknown flag --foo: 'mlp train --help' lists all");
+    ck_assert_str_eq(parse(&f, "--oot", NULL), "unknown flag --oot: did you mean --out?");
     ck_assert_str_eq(parse(&f, "--zzzzzzzz", NULL), "unknown flag --zzzzzzzz: 'mlp train --help' lists all");
     run_flags_free(&f);
 }
@@ -183,6 +190,7 @@ START_TEST(test_what_is_saved_reads_back_the_same)
     parse(&f, "--lr", "0.0003");
     parse(&f, "--hidden", "5,6");
     parse(&f, "--out", "/somewhere");
+    parse(&f, "--seed", "18446744073709551615"); /* more than a reader of JSON keeps of a number */
     td_json_writer w = td_json_begin(td);
     td_json_open_object(&w, NULL);
     run_flags_put(&f, &w);
@@ -192,6 +200,7 @@ START_TEST(test_what_is_saved_reads_back_the_same)
     ck_assert_msg(run_flags_load(&g, "saved.json", RUN_SAVED), "%s", g.error);
     ck_assert_double_eq(run_flags_number(&g, "lr"), 0.0003);
     ck_assert_str_eq(run_flags_text(&g, "hidden"), "5,6");
+    ck_assert_uint_eq((uint64_t)run_flags_whole(&g, "seed"), UINT64_MAX);
     ck_assert_ptr_null(run_flags_text(&g, "out")); /* where a run lies is no part of it */
     td_close(td);
     run_flags_free(&f);
@@ -244,20 +253,26 @@ static opt_optimizer *adamw(td_module root)
 }
 static opt_optimizer *plain_sgd(td_module root) { return opt_sgd(root, NULL); }
 
-/* Trains with the flags given, one string with blanks between; keeps each update's loss. Returns the exit status. */
-static int train_by(opt_optimizer *(*optimizer)(td_module), const char *flags, int64_t width, double *losses,
-                    int64_t *updates)
+/* A run with the flags given, one string with blanks between. */
+static run_loop *open_small(const char *flags)
 {
     char text[512], *argv[40] = { "small" };
     int argc = 1;
     snprintf(text, sizeof text, "%s", flags);
     for (char *word = strtok(text, " "); word; word = strtok(NULL, " ")) argv[argc++] = word;
     char **arguments = argv;
-    run_loop *run = run_open(&argc, &arguments, &(run_defaults){ .name = "small", .batch = 12, .lr = 0.05 });
+    return run_open(&argc, &arguments, &(run_defaults){ .name = "small", .batch = 12, .lr = 0.05 });
+}
+
+/* Trains; keeps each update's loss. `measure`: NULL, or what is evaluated. Returns the exit status. */
+static int loop_small(run_loop *run, opt_optimizer *(*optimizer)(td_module), int64_t width, double *losses,
+                      int64_t *updates, run_measure measure)
+{
     td_context *td = run_context(run);
     small_model m = make_small(td, width);
     opt_optimizer *opt = optimizer(td_root(td));
     run_train_on(run, small_set(td));
+    if (measure) run_evaluate_on(run, small_set(td), measure, &m);
     bool stepped = false;
     for (data_batch b; run_next(run, &b);) {
         run_step(run, opt, small_loss(&m, &b));
@@ -267,6 +282,12 @@ static int train_by(opt_optimizer *(*optimizer)(td_module), const char *flags, i
     if (updates) *updates = td_updates(td);
     if (!stepped) opt_close(opt); /* the run never met it */
     return run_close(run);
+}
+
+static int train_by(opt_optimizer *(*optimizer)(td_module), const char *flags, int64_t width, double *losses,
+                    int64_t *updates)
+{
+    return loop_small(open_small(flags), optimizer, width, losses, updates, NULL);
 }
 
 static int train(const char *flags, int64_t width, double *losses, int64_t *updates)
@@ -320,6 +341,61 @@ START_TEST(test_epochs_are_counted_in_whole_batches)
     double losses[6];
     ck_assert_int_eq(train("--epochs 2", 5, losses, &updates), 0);
     ck_assert_int_eq(updates, 6); /* 40 samples, batches of 12: 3 an epoch */
+}
+END_TEST
+
+START_TEST(test_what_a_program_cannot_use_is_refused)
+{
+    static const char *const cases[] = {
+        "--steps 2 stray",                                  /* no flag */
+        "--steps 2 --eval-every 1",                         /* there is nothing to evaluate on */
+        "--steps 2 --units hidden",                         /* of fsdp */
+        "--steps 2 --strategy ddp --units hidden",
+        "--steps 2 --final-lr 0.1",                         /* of a schedule that falls */
+        "--steps 2 --schedule-steps 5",
+        "--steps 2 --save-every 1",                         /* without --out */
+        "--steps 2 --warmup 3",
+        "--steps 2 --schedule cosine --schedule-steps 4 --warmup 5",
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int status = train(cases[i], 5, NULL, NULL);
+        ck_assert_msg(status == 2, "%s: status %d", cases[i], status);
+    }
+    double losses[2];
+    ck_assert_int_eq(train("--steps 2 --schedule cosine --warmup 2 --final-lr 0.1", 5, losses, NULL), 0);
+}
+END_TEST
+
+START_TEST(test_a_flag_of_the_command_line_makes_others_be_forgotten)
+{
+    double losses[4];
+    write_text("fsdp.json", "{\"strategy\": \"fsdp\", \"units\": \"hidden\", "
+                            "\"schedule\": \"cosine\", \"final-lr\": 0.5}");
+    ck_assert_int_eq(train("--steps 2 --config fsdp.json --strategy ddp --schedule constant", 5, losses, NULL), 0);
+    write_text("ddp.json", "{\"strategy\": \"ddp\", \"units\": \"hidden\"}");
+    ck_assert_int_eq(train("--steps 2 --config ddp.json", 5, NULL, NULL), 2);
+}
+END_TEST
+
+START_TEST(test_a_program_reads_flags_of_its_own)
+{
+    static const run_flag own[] = {
+        { .name = "sizes", .kind = RUN_COUNTS, .help = "sizes" },
+        { .name = "loud", .kind = RUN_SWITCH, .standard = "false", .help = "noise" },
+        { .name = "share", .kind = RUN_FRACTION, .standard = "0.25", .help = "share" },
+        { 0 }
+    };
+    char *argv[] = { "own", "--sizes", "3,4,5", "--loud", NULL }, **arguments = argv;
+    int argc = 4;
+    int64_t sizes[2];
+    run_loop *run = run_open(&argc, &arguments, &(run_defaults){ .name = "own", .flags = own });
+    ck_assert_int_eq(argc, 1);
+    ck_assert_int_eq(run_flag_counts(run, "sizes", sizes, 2), 3);
+    ck_assert_int_eq(sizes[1], 4);
+    ck_assert(run_flag_on(run, "loud") && !run_flag_on(run, "resume"));
+    ck_assert_double_eq(run_flag_number(run, "share"), 0.25);
+    ck_assert_str_eq(run_data(run), ""); /* needed, and not given */
+    ck_assert_int_eq(run_close(run), 2);
 }
 END_TEST
 
@@ -394,13 +470,106 @@ START_TEST(test_a_checkpoint_without_manifest_is_none)
 }
 END_TEST
 
-START_TEST(test_another_run_in_the_same_place_moves_checkpoints_aside)
+START_TEST(test_what_a_crash_left_is_removed)
 {
+    clean("left");
+    ck_assert_int_eq(train("--steps 2 --out left", 5, NULL, NULL), 0);
+    ck_assert_int_eq(mkdir("left/checkpoints/.step-1", 0777), 0);
+    write_text("left/checkpoints/.step-1/rank-3.safetensors", "half");
+    ck_assert_int_eq(train("--steps 3 --resume --out left", 5, NULL, NULL), 0);
+    ck_assert(!exists("left/checkpoints/.step-1"));
+}
+END_TEST
+
+START_TEST(test_another_run_in_the_same_place_loses_nothing_of_the_first)
+{
+    static const char *const files[] = { "checkpoints/step-9/manifest.json", "config.json", "metrics.jsonl",
+                                         "summary.json", "loss.gnuplot" };
     clean("twice");
-    ck_assert_int_eq(train("--steps 9 --out twice", 5, NULL, NULL), 0);
-    ck_assert_int_eq(train("--steps 2 --out twice", 5, NULL, NULL), 0);
+    ck_assert_int_eq(train("--steps 9 --log-every 1 --out twice", 5, NULL, NULL), 0);
+    ck_assert_int_eq(train("--steps 2 --log-every 1 --out twice", 5, NULL, NULL), 0);
     ck_assert_int_eq(run_latest("twice"), 2);
-    ck_assert(exists("twice/checkpoints.previous/step-9/manifest.json"));
+    ck_assert_int_eq(count_lines("twice/metrics.jsonl"), 2);
+    ck_assert_int_eq(train("--steps 3 --out twice", 5, NULL, NULL), 0);
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        char path[256];
+        snprintf(path, sizeof path, "twice/previous-1/%s", files[i]);
+        ck_assert_msg(exists(path), "%s", path);
+    }
+    ck_assert_int_eq(count_lines("twice/previous-1/metrics.jsonl"), 9);
+    ck_assert(exists("twice/previous-2/checkpoints/step-2/manifest.json"));
+}
+END_TEST
+
+/* A signal comes before the first update. */
+static int train_interrupted(const char *flags)
+{
+    run_loop *run = open_small(flags);
+    raise(SIGTERM);
+    return loop_small(run, adamw, 5, NULL, NULL, NULL);
+}
+
+START_TEST(test_before_the_first_update_nothing_is_touched)
+{
+    clean("early");
+    ck_assert_int_eq(train_interrupted("--steps 9 --out early"), 0);
+    ck_assert(!exists("early/config.json") && !exists("early/checkpoints"));
+    ck_assert_int_eq(train("--steps 4 --log-every 1 --out early", 5, NULL, NULL), 0);
+    write_text("early/metrics.jsonl", "{\"step\": 5, \"loss\": 1}\n");
+    ck_assert_int_eq(train_interrupted("--steps 9 --out early"), 0);
+    ck_assert_int_eq(train_interrupted("--steps 9 --resume --out early"), 0);
+    ck_assert_int_eq(train("--steps 3 --resume --out early", 5, NULL, NULL), 0); /* nothing to do */
+    ck_assert(!exists("early/previous-1"));
+    ck_assert_int_eq(count_lines("early/metrics.jsonl"), 1);
+    double losses[5];
+    ck_assert_int_eq(train("--resume --steps 5 --out early", 5, losses, NULL), 0);
+    ck_assert_int_eq(count_lines("early/metrics.jsonl"), 1); /* the line beyond the checkpoint was cut */
+}
+END_TEST
+
+static int measure_nothing(void *model, const data_batch *b, run_metric out[RUN_METRICS])
+{
+    (void)model, (void)b, (void)out;
+    return 0;
+}
+
+static int measure_loss(void *model, const data_batch *b, run_metric out[RUN_METRICS])
+{
+    td_tensor weights = data_get(b, "weight"), total = td_sum(weights, TD_ALL, TD_DROP);
+    out[0] = (run_metric){ "loss", td_mul(small_loss(model, b), total), total };
+    return 1;
+}
+
+START_TEST(test_an_evaluation_that_fails_loses_no_training)
+{
+    clean("kept-by");
+    run_loop *run = open_small("--steps 4 --out kept-by");
+    ck_assert_int_eq(loop_small(run, adamw, 5, NULL, NULL, measure_nothing), 1);
+    ck_assert_int_eq(run_latest("kept-by"), 4);
+}
+END_TEST
+
+START_TEST(test_every_evaluation_is_of_the_whole_set)
+{
+    clean("evals");
+    int64_t updates;
+    run_loop *run = open_small("--steps 4 --lr 1e-30 --eval-every 1 --seed 2 --out evals");
+    ck_assert_int_eq(loop_small(run, plain_sgd, 5, NULL, &updates, measure_loss), 0);
+    td_context *td = open_cpu(TD_F32);
+    FILE *from = fopen("evals/metrics.jsonl", "r");
+    double first = 0;
+    char line[512];
+    for (int i = 0; i < 4; i++) {
+        ck_assert_ptr_nonnull(fgets(line, sizeof line, from));
+        td_json_document *document = td_json_parse(td, line, strlen(line), "evals/metrics.jsonl");
+        double loss = td_json_get_number(td_json_get(td_json_root(document), "eval"), "loss", 0);
+        if (i == 0) first = loss;
+        ck_assert(loss > 0);
+        ck_assert_double_eq(loss, first); /* nothing is learned at that rate */
+        td_json_close(document);
+    }
+    fclose(from);
+    td_close(td);
 }
 END_TEST
 
@@ -471,13 +640,49 @@ START_TEST(test_a_damaged_checkpoint_is_an_error_that_names_the_file)
 }
 END_TEST
 
+/* The same elements under another shape. */
+START_TEST(test_an_entry_of_another_shape_is_refused)
+{
+    static float values[5 * FEATURES];
+    static const char path[] = "reshaped/checkpoints/step-2/rank-0.safetensors";
+    clean("reshaped");
+    ck_assert_int_eq(train("--steps 2 --out reshaped", 5, NULL, NULL), 0);
+    td_context *td = open_cpu(TD_F32);
+    td_safetensors_entry entry = { .name = "hidden", .dtype = TD_F32, .data = values, .bytes = sizeof values };
+    for (int right = 0; right < 2; right++) {
+        entry.shape = right ? TD_SHAPE(5, FEATURES) : TD_SHAPE(FEATURES, 5);
+        ck_assert(td_safetensors_write(td, path, &entry, 1, NULL));
+        ck_assert_str_has(restore_error("reshaped", with_less),
+                          right ? "which this model has not"
+                                : "rank-0.safetensors: 'hidden' has another shape or dtype than manifest.json says");
+    }
+    td_close(td);
+}
+END_TEST
+
+START_TEST(test_a_damaged_checkpoint_says_which_one_is_left)
+{
+    clean("hint");
+    ck_assert_int_eq(train("--steps 4 --save-every 2 --out hint", 5, NULL, NULL), 0);
+    ck_assert_int_eq(truncate("hint/checkpoints/step-4/rank-0.safetensors", 300), 0);
+    ck_assert_str_has(restore_error("hint", with_less), "; remove hint/checkpoints/step-4 and step-2 is taken");
+    write_text("hint/checkpoints/step-4/manifest.json", "{}");
+    ck_assert_str_has(restore_error("hint", with_less), "; remove hint/checkpoints/step-4 and step-2 is taken");
+}
+END_TEST
+
 TESTS("run", test_flags_take_both_forms, test_wrong_values_say_what_is_right, test_unknown_flags_suggest_the_nearest,
       test_a_flag_of_another_command_is_refused, test_the_command_line_wins_over_files_and_they_over_defaults,
       test_a_wrong_config_names_file_and_flag, test_what_is_saved_reads_back_the_same,
       test_the_loop_is_backward_step_and_nothing_else, test_the_loss_of_an_update_is_the_mean_of_its_micro_batches,
-      test_epochs_are_counted_in_whole_batches, test_a_resumed_run_is_the_same_to_the_bit,
+      test_epochs_are_counted_in_whole_batches, test_what_a_program_cannot_use_is_refused,
+      test_a_flag_of_the_command_line_makes_others_be_forgotten, test_a_program_reads_flags_of_its_own,
+      test_a_resumed_run_is_the_same_to_the_bit,
       test_lines_after_the_checkpoint_are_cut, test_the_last_three_checkpoints_are_kept,
-      test_a_checkpoint_without_manifest_is_none, test_another_run_in_the_same_place_moves_checkpoints_aside,
+      test_a_checkpoint_without_manifest_is_none, test_what_a_crash_left_is_removed,
+      test_another_run_in_the_same_place_loses_nothing_of_the_first, test_before_the_first_update_nothing_is_touched,
+      test_an_evaluation_that_fails_loses_no_training, test_every_evaluation_is_of_the_whole_set,
       test_a_checkpoint_that_does_not_fit_names_what_differs,
       test_a_checkpoint_without_the_optimizers_moments_is_refused,
-      test_a_damaged_checkpoint_is_an_error_that_names_the_file)
+      test_a_damaged_checkpoint_is_an_error_that_names_the_file, test_an_entry_of_another_shape_is_refused,
+      test_a_damaged_checkpoint_says_which_one_is_left)

@@ -32,7 +32,10 @@ static void split_close(data_set *set)
 static data_set *split_table(data_set *table, bool test)
 {
     if (!table) return NULL;
-    mlp_split *s = td_alloc(table->td, sizeof *s, "data");
+    if (table->count < FOLDS)
+        td_fail(table->td, TD_ERROR_DATA, "%s: %lld rows, at least %d are needed: every tenth is kept for testing",
+                table->name, (long long)table->count, FOLDS);
+    mlp_split *s = table->count < FOLDS ? NULL : td_alloc(table->td, sizeof *s, "data");
     if (!s) {
         data_set_close(table);
         return NULL;
@@ -45,22 +48,38 @@ static data_set *split_table(data_set *table, bool test)
     return &s->set;
 }
 
-static data_set *random_images(run_loop *run)
+data_set *mlp_random(run_loop *run, bool regresses)
 {
-    data_column columns[] = {
-        { .name = "image", .dtype = TD_F32, .shape = TD_SHAPE(28, 28, 1) },
-        { .name = "label", .dtype = TD_I32, .classes = run_flag_whole(run, "classes") },
+    static const data_column values[] = {
+        { .name = "x", .dtype = TD_F32, .shape = { 1, { MLP_FEATURES } } },
+        { .name = "y", .dtype = TD_F32, .shape = { 1, { 1 } } },
     };
-    return data_random(run_context(run), columns, 2, run_flag_whole(run, "batch"), 1);
+    data_column images[] = {
+        { .name = "image", .dtype = TD_F32, .shape = TD_SHAPE(28, 28, 1) },
+        { .name = "label", .dtype = TD_I32, .classes = mlp_classes(run) },
+    };
+    return data_random(run_context(run), regresses ? values : images, 2, run_flag_whole(run, "batch"), 1);
+}
+
+/* Images know where their labels are and that they are bytes. */
+static data_set *images(run_loop *run, const char *path, const char *split)
+{
+    td_context *td = run_context(run);
+    bool scaled = run_flag_text(run, "scale") != NULL;
+    if (scaled || run_flag_text(run, "target")) {
+        td_fail(td, TD_ERROR_USAGE, "--%s is for a table (CSV), and --data %s is a directory of images: leave it out",
+                scaled ? "scale" : "target", path);
+        return NULL;
+    }
+    return data_idx_with(td, path, split, &(data_idx_options){ .classes = mlp_classes(run) });
 }
 
 data_set *mlp_images_or_table(run_loop *run, const char *split)
 {
     td_context *td = run_context(run);
-    const char *path = run_data(run);
+    const char *path = run_flag_text(run, "data");
     struct stat status;
-    if (!strcmp(split, "random")) return random_images(run);
-    if (!*path) {
+    if (!path) {
         td_fail(td, TD_ERROR_USAGE,
                 "--data is needed: a directory of IDX files or a CSV file (Debian's dataset-fashion-mnist is in "
                 "/usr/share/datasets/fashion-mnist), or --task regress");
@@ -70,10 +89,9 @@ data_set *mlp_images_or_table(run_loop *run, const char *split)
         td_fail(td, TD_ERROR_DATA, "--data %s: %s", path, strerror(errno));
         return NULL;
     }
-    int64_t classes = run_flag_whole(run, "classes");
-    if (S_ISDIR(status.st_mode)) return data_idx_with(td, path, split, &(data_idx_options){ .classes = classes });
+    if (S_ISDIR(status.st_mode)) return images(run, path, split);
     data_csv_options options = { .target_column = run_flag_whole(run, "target"),
-                                 .classes = classes,
+                                 .classes = mlp_classes(run),
                                  .scale = run_flag_number(run, "scale") };
     return split_table(data_csv(td, path, &options), !strcmp(split, "test"));
 }

@@ -28,8 +28,24 @@ typedef struct mlp {
 
 static bool regresses(run_loop *run) { return !strcmp(run_flag_text(run, "task"), "regress"); }
 
+int64_t mlp_classes(run_loop *run) { return run_flag_text(run, "classes") ? run_flag_whole(run, "classes") : 10; }
+
+/* The function to regress on is made up: it has no file, labels or columns. */
+static bool check_regression(run_loop *run)
+{
+    static const char *const others[] = { "data", "classes", "scale", "target" };
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        if (!run_flag_text(run, others[i])) continue;
+        td_fail(run_context(run), TD_ERROR_USAGE, "--%s has no effect with --task regress: leave it out", others[i]);
+        return false;
+    }
+    return true;
+}
+
 static data_set *mlp_data(run_loop *run, const char *split)
 {
+    if (regresses(run) && !check_regression(run)) return NULL;
+    if (!strcmp(split, "random")) return mlp_random(run, regresses(run));
     return regresses(run) ? mlp_teacher(run_context(run), split) : mlp_images_or_table(run, split);
 }
 
@@ -43,7 +59,7 @@ static int layer_sizes(run_loop *run, int64_t sizes[MLP_LAYERS])
         return 0;
     }
     if (!hidden) sizes[0] = sizes[1] = regression ? 64 : 1024, hidden = 2;
-    sizes[hidden] = regression ? 1 : run_flag_whole(run, "classes");
+    sizes[hidden] = regression ? 1 : mlp_classes(run);
     return hidden + 1;
 }
 
@@ -121,10 +137,10 @@ static const run_flag mlp_flags[] = {
       .help = "sizes of the hidden layers (1024,1024; regress: 64,64)" },
     { .name = "dropout", .kind = RUN_FRACTION,
       .help = "share of hidden values set to 0 (0; regress: 0.2)" },
-    { .name = "classes", .kind = RUN_COUNT, .standard = "10", .most = 1 << 24,
-      .help = "labels are 0 to N - 1" },
-    { .name = "scale", .kind = RUN_POSITIVE, .standard = "1", .commands = RUN_TRAIN | RUN_EVAL,
-      .help = "factor on a table's features" },
+    { .name = "classes", .kind = RUN_COUNT, .most = 1 << 24,
+      .help = "labels are 0 to N - 1 (10)" },
+    { .name = "scale", .kind = RUN_POSITIVE, .commands = RUN_TRAIN | RUN_EVAL,
+      .help = "factor on a table's features (1)" },
     { .name = "target", .kind = RUN_COUNT, .commands = RUN_TRAIN | RUN_EVAL,
       .help = "column of a table's labels, from 1 (the last)" },
     RUN_OPTIMIZER_FLAGS("adamw"),

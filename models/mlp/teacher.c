@@ -7,13 +7,13 @@
 
 #include "models/mlp/mlp.h"
 
-enum { FEATURES = 10, WIDTH = 64, TRAIN_ROWS = 5000, TEST_ROWS = 1000, ROWS = TRAIN_ROWS + TEST_ROWS };
+enum { WIDTH = 64, TRAIN_ROWS = 5000, TEST_ROWS = 1000, ROWS = TRAIN_ROWS + TEST_ROWS };
 enum { TEACHER_SEED = 1 };
 
 typedef struct teacher_set {
     data_set set;
     int64_t first;                /* row of the split */
-    float x[ROWS][FEATURES], y[ROWS];
+    float x[ROWS][MLP_FEATURES], y[ROWS];
 } teacher_set;
 
 static bool teacher_get(const data_set *set, int64_t i, void *const *out, char *error)
@@ -30,10 +30,10 @@ static void teacher_close(data_set *set) { td_free(set->td, set->self, sizeof(te
 /* y = 4 W2 tanh(W1 x + b1) + 4 b2, of about unit variance. */
 static bool teach(td_context *td, teacher_set *t)
 {
-    td_context *own = td_open(&(td_options){ .seed = TEACHER_SEED, .threads = 1 });
+    td_context *own = td_open(&(td_options){ .seed = TEACHER_SEED, .threads = 1, .print = "" });
     td_module root = td_root(own);
-    td_state rows = td_parameter(root, "x", TD_SHAPE(ROWS, FEATURES), td_init_normal(1));
-    nn_linear hidden = nn_linear_make(root, "hidden", FEATURES, WIDTH), out = nn_linear_make(root, "out", WIDTH, 1);
+    td_state rows = td_parameter(root, "x", TD_SHAPE(ROWS, MLP_FEATURES), td_init_normal(1));
+    nn_linear hidden = nn_linear_make(root, "hidden", MLP_FEATURES, WIDTH), out = nn_linear_make(root, "out", WIDTH, 1);
     td_tensor x = td_use(rows);
     td_tensor y = td_scale(nn_linear_apply(&out, td_tanh(nn_linear_apply(&hidden, x))), 4);
     bool ok = td_read(x, t->x) && td_read(y, t->y);
@@ -51,7 +51,7 @@ data_set *mlp_teacher(td_context *td, const char *split)
     t->first = test ? TRAIN_ROWS : 0;
     t->set = (data_set){
         .td = td, .name = "the teacher's function", .count = test ? TEST_ROWS : TRAIN_ROWS, .columns = 2,
-        .column = { { .name = "x", .dtype = TD_F32, .shape = TD_SHAPE(FEATURES) },
+        .column = { { .name = "x", .dtype = TD_F32, .shape = TD_SHAPE(MLP_FEATURES) },
                     { .name = "y", .dtype = TD_F32, .shape = TD_SHAPE(1) } },
         .self = t, .get = teacher_get, .close = teacher_close,
     };

@@ -1,0 +1,170 @@
+/* A run's ranks and its context: memory that is counted, messages, threads, strategy. */
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "run/loop.h"
+
+static void *counted_get(void *user, size_t bytes, const char *kind)
+{
+    run_memory *memory = user;
+    void *got = aligned_alloc(64, (bytes + 63) / 64 * 64);
+    if (!got || (strcmp(kind, "state") && strcmp(kind, "step"))) return got;
+    int64_t now = atomic_fetch_add(&memory->now, (int64_t)bytes) + (int64_t)bytes, peak = atomic_load(&memory->peak);
+    while (now > peak && !atomic_compare_exchange_weak(&memory->peak, &peak, now)) {}
+    return got;
+}
+
+static void counted_put(void *user, void *at, size_t bytes, const char *kind)
+{
+    run_memory *memory = user;
+    free(at);
+    if (!strcmp(kind, "state") || !strcmp(kind, "step")) atomic_fetch_sub(&memory->now, (int64_t)bytes);
+}
+
+static void print_message(run_loop *run, td_level level, const char *text)
+{
+    if (run->rank != 0 && level == TD_LOG_PROGRAM) return; /* the same on every rank */
+    if (run->progress.drawn) fprintf(run->progress.to, "\r\033[K"), fflush(run->progress.to);
+    run->progress.drawn = false;
+    if (level == TD_LOG_PROGRAM) fprintf(stderr, "%s\n", text);
+    else fprintf(stderr, "%s: %s%s\n", run->name, level == TD_LOG_WARNING ? "warning: " : "", text);
+}
+
+static void log_message(void *user, td_level level, const char *text)
+{
+    run_loop *run = user;
+    if (level == TD_LOG_INFO) {
+        run_say(run, "%s", text);
+        return;
+    }
+    run_busy(run, true);
+    print_message(run, level, text);
+    run_busy(run, false);
+}
+
+static int cores(void)
+{
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
+    return (int)sysconf(_SC_NPROCESSORS_ONLN);
+}
+
+/* This rank's part of the threads of all. */
+static int thread_share(const run_loop *run)
+{
+    int64_t given = run_flags_whole(&run->flags, "threads");
+    int all = given ? (int)given : cores(), ranks = run->flags.command == RUN_PLAN ? 1 : run->ranks;
+    int share = all / ranks + (run->rank < all % ranks);
+    return share < 1 ? 1 : share;
+}
+
+/* NULL: what this build has not is said by the context. */
+static const char *missing(const run_loop *run, td_dtype *dtype)
+{
+    const char *name = run_flags_text(&run->flags, "dtype");
+    if (!strcmp(run_flags_text(&run->flags, "device"), "cuda"))
+        return "--device cuda: this build has no CUDA device; leave it out to run on the CPU";
+    if (!td_dtype_named(name, dtype) || *dtype == TD_F16)
+        return "--dtype f16 and fp8 need a CUDA device, which this build has not: use f32, bf16 or f64";
+    return NULL;
+}
+
+static void open_context(run_loop *run)
+{
+    td_dtype dtype = TD_F32;
+    const char *lacks = missing(run, &dtype);
+    td_allocator allocator = { .user = &run->memory, .get = counted_get, .put = counted_put };
+    run->td = td_open(&(td_options){
+        .dtype = lacks ? TD_F32 : dtype,
+        .seed = (uint64_t)run_flags_whole(&run->flags, "seed"),
+        .threads = thread_share(run),
+        .deterministic = run_flags_on(&run->flags, "deterministic"),
+        .log = log_message,
+        .log_user = run,
+        .allocator = &allocator,
+    });
+    if (lacks) td_fail(run->td, TD_ERROR_UNSUPPORTED, "%s", lacks);
+}
+
+/* ---- Ranks */
+
+static par_options strategy_options(const run_loop *run)
+{
+    return (par_options){ .strategy = run->strategy, .units = run_flags_text(&run->flags, "units") };
+}
+
+/* Says what is wrong with the strategy once, before ranks are started. */
+static void check_strategy(run_loop *run)
+{
+    td_context *td = td_open(&(td_options){ .threads = 1, .log = log_message, .log_user = run });
+    par_world *world = par_world_none(run->ranks, 0);
+    par_options options = strategy_options(run);
+    if (!world) td_fail(td, TD_ERROR_MEMORY, "out of memory for a world of %d ranks", run->ranks);
+    else if (!par_attach(td, world, 0, &options)) run_fail_usage(run, "%.500s", td_error_text(td));
+    td_close(td);
+    if (world) par_world_close(world);
+}
+
+static void launch(run_loop *run, char **argv)
+{
+    char message[1024] = "";
+    par_world_options options = { .timeout_s = run_flags_number(&run->flags, "timeout") };
+    fflush(NULL);
+    run->status = par_launch(run->ranks, argv, &options, message, sizeof message);
+    if (*message) fprintf(stderr, "%s: %s\n", run->name, message);
+    run->ended = true;
+}
+
+bool run_launch(run_loop *run, char **argv)
+{
+    td_dtype dtype;
+    bool launches = run->flags.command != RUN_PLAN && run->ranks > 1 && !par_launched() && !missing(run, &dtype);
+    if (launches || strcmp(run->strategy, "single")) check_strategy(run);
+    if (!launches || run->refused) return false;
+    launch(run, argv);
+    return true;
+}
+
+static void attach(run_loop *run)
+{
+    bool alone = run->ranks == 1 && !strcmp(run->strategy, "single");
+    if (alone || run_failed(run)) return;
+    par_world_options options = { .timeout_s = run_flags_number(&run->flags, "timeout") };
+    if (!run->world && run->flags.command == RUN_PLAN) run->world = par_world_none(run->ranks, 0);
+    else if (!run->world) run->world = par_world_threads(1, &options);
+    if (!run->world) {
+        td_fail(run->td, TD_ERROR_MEMORY, "out of memory for a world of %d rank%s", run->ranks,
+                run->ranks == 1 ? "" : "s");
+        return;
+    }
+    par_options chosen = strategy_options(run);
+    par_attach(run->td, run->world, run->rank, &chosen);
+}
+
+void run_enter_world(run_loop *run)
+{
+    if (run->refused) return;
+    if (par_launched()) {
+        run->world = par_world_join(&run->rank);
+        if (!run->world) {
+            run_fail_usage(run, "this process was started as a rank, but its world is gone");
+            return;
+        }
+    }
+    run_progress_open(run);
+    open_context(run);
+    attach(run);
+}
+
+void run_open_nothing(run_loop *run)
+{
+    run->td = td_open(&(td_options){ .threads = 1, .log = log_message, .log_user = run });
+    td_fail(run->td, TD_ERROR_USAGE, "the run has ended");
+}
+
+void run_busy(run_loop *run, bool busy)
+{
+    if (run->world) par_busy(run->world, run->rank, busy);
+}
