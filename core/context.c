@@ -184,13 +184,19 @@ td_context *td_open(const td_options *options)
     return td;
 }
 
+/* Before each piece of owned memory; as large as the allocator's alignment. */
+typedef struct td_owned {
+    _Alignas(64) struct td_owned *next;
+    size_t bytes;
+} td_owned;
+
 void td_close(td_context *td)
 {
     if (!td || !is_writable(td)) return;
     td_step_close(td);
     td_state_close(td);
     td_program_drop(&td->recording);
-    td_free(td, td->attachment, td->attachment_bytes, "host");
+    while (td->owned) td_disown(td, td->owned + 1);
     for (uint32_t m = 0; m < td->module_count; m++) td_free(td, td->modules[m].path, strlen(td->modules[m].path) + 1, "host");
     td_free(td, td->modules, td->module_room * sizeof *td->modules, "host");
     td_free(td, (void *)td->rules, td->rule_room * sizeof *td->rules, "host");
@@ -227,18 +233,26 @@ td_dtype td_compute_dtype(const td_context *td) { return td->options.dtype; }
 bool td_is_eager(const td_context *td) { return td->options.eager; }
 const char *td_passes(const td_context *td) { return td->options.passes ? td->options.passes : ""; }
 
-void *td_attachment(td_context *td, size_t bytes)
+void *td_own(td_context *td, size_t bytes)
 {
-    if (td->attachment && td->has_parallel) {
-        td_fail(td, TD_ERROR_USAGE, "the context has joined a world already");
-        return NULL;
+    td_owned *o = td_alloc(td, sizeof *o + bytes, "host");
+    if (!o) return NULL;
+    memset(o, 0, sizeof *o + bytes);
+    o->bytes = sizeof *o + bytes;
+    o->next = td->owned;
+    td->owned = o;
+    return o + 1;
+}
+
+void td_disown(td_context *td, void *memory)
+{
+    for (td_owned **at = &td->owned; memory && *at; at = &(*at)->next) {
+        td_owned *o = *at;
+        if (o + 1 != memory) continue;
+        *at = o->next;
+        td_free(td, o, o->bytes, "host");
+        return;
     }
-    td_free(td, td->attachment, td->attachment_bytes, "host"); /* of an attempt that failed */
-    td->attachment = td_alloc(td, bytes, "host");
-    if (!td->attachment) return NULL;
-    memset(td->attachment, 0, bytes);
-    td->attachment_bytes = bytes;
-    return td->attachment;
 }
 
 const td_mesh *td_context_mesh(const td_context *td) { return &td->mesh; }
@@ -246,6 +260,10 @@ const td_mesh *td_context_mesh(const td_context *td) { return &td->mesh; }
 bool td_set_parallel(td_context *td, const td_parallel *parallel)
 {
     if (td->error != TD_OK) return false;
+    if (td->has_parallel) {
+        td_fail(td, TD_ERROR_USAGE, "td_set_parallel: the context has joined a world already");
+        return false;
+    }
     if (td->unit_count) {
         td_fail(td, TD_ERROR_USAGE, "td_set_parallel: state is laid out already; choose the strategy before the first step");
         return false;

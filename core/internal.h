@@ -83,8 +83,7 @@ struct td_context {
     bool has_parallel;
     td_parallel parallel;
     td_mesh mesh;
-    void *attachment;
-    size_t attachment_bytes;
+    struct td_owned *owned;                   /* what td_own gave, the latest first */
 
     td_planned **plans;
     uint32_t plan_count, plan_room;

@@ -389,8 +389,9 @@ typedef struct td_parallel {
 /* Copies the table. Errors: state already has memory. */
 TD_API bool td_set_parallel(td_context *td, const td_parallel *parallel);
 TD_API const td_mesh *td_context_mesh(const td_context *td);
-/* Zeroed memory that is freed with the context: for `self`. NULL after an error. One a context. */
-TD_API void *td_attachment(td_context *td, size_t bytes);
+/* Zeroed memory that is the context's: freed when it closes, or before by td_disown (NULL is allowed). NULL after an error. */
+TD_API void *td_own(td_context *td, size_t bytes);
+TD_API void td_disown(td_context *td, void *memory);
 TD_API td_dtype td_compute_dtype(const td_context *td);     /* of matrix products: options.dtype */
 TD_API bool td_is_eager(const td_context *td);
 TD_API const char *td_passes(const td_context *td);          /* rewrites left out, as options.passes or TD_PASSES; "" */

@@ -25,7 +25,7 @@ extern "C" {
 
 /* ---- Optimizers ----------------------------------------------------------------------------------------- */
 
-/* Belongs to the caller, who ends it with opt_close before the context closes. */
+/* The context frees it when it closes; opt_close does so before. */
 typedef struct opt_optimizer opt_optimizer;
 
 /* Parameters that get a decay and a rate of their own: those whose name matches and that have enough dimensions. A
@@ -101,7 +101,7 @@ TD_API opt_optimizer *opt_adam(td_module under, const opt_adam_options *options)
 TD_API opt_optimizer *opt_adamw(td_module under, const opt_adamw_options *options);
 TD_API opt_optimizer *opt_adagrad(td_module under, const opt_adagrad_options *options);
 TD_API opt_optimizer *opt_lion(td_module under, const opt_lion_options *options);
-/* Frees the optimizer; moments and counter stay, they are the context's. NULL is allowed. */
+/* Frees the optimizer now; moments and counter stay. NULL is allowed. Not after the context has closed. */
 TD_API void opt_close(opt_optimizer *opt);
 
 /* Records one update of all its parameters with the gradients gathered since the last, which it consumes. With clipping

@@ -2,7 +2,7 @@
  *
  *     gradients = td_gradients(all)      norm, scale      td_update(group) for each      updates = updates + 1
  *
- * It is one block of memory. Its state (moments, the counter of updates) is the context's.
+ * It is one block of memory, which the context owns. Its state (moments, the counter of updates) is the context's too.
  */
 #include "optim/optimizer.h"
 
@@ -18,7 +18,6 @@ typedef struct made_group {
 
 struct opt_optimizer {
     td_context *td;
-    size_t bytes;                /* of this block */
     td_module module;            /* where it records */
     const td_update_rule *rule;
     td_state updates;            /* scalar, td_float: updates done */
@@ -121,10 +120,10 @@ opt_optimizer *opt_make(td_module under, const opt_making *m)
     }
     size_t groups_bytes = sizeof(made_group) * (size_t)(m->group_count + 1);
     size_t bytes = sizeof(opt_optimizer) + groups_bytes + 2 * sizeof(td_state) * (size_t)count;
-    opt_optimizer *opt = td_alloc(td, bytes, "host");
+    opt_optimizer *opt = td_own(td, bytes);
     if (!opt) return NULL;
     *opt = (opt_optimizer){
-        .td = td, .bytes = bytes, .rule = m->rule, .count = count,
+        .td = td, .rule = m->rule, .count = count,
         .max_norm = m->max_norm, .has_norm = m->max_norm > 0 || m->track_norm,
         .norm = { .td = td, .id = TD_NONE },
         .states = (td_state *)((char *)opt->groups + groups_bytes),
@@ -144,7 +143,7 @@ opt_optimizer *opt_make(td_module under, const opt_making *m)
 
 void opt_close(opt_optimizer *opt)
 {
-    if (opt) td_free(opt->td, opt, opt->bytes, "host");
+    if (opt) td_disown(opt->td, opt);
 }
 
 /* ---- Stepping ------------------------------------------------------------------------------------------- */

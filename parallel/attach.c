@@ -60,7 +60,7 @@ bool par_attach(td_context *td, par_world *world, int rank, const par_options *o
         return false;
     }
     size_t units_bytes = options && options->units ? strlen(options->units) + 1 : 0;
-    par_attached *a = td_attachment(td, sizeof *a + units_bytes);
+    par_attached *a = td_own(td, sizeof *a + units_bytes);
     if (!a) return false;
     *a = (par_attached){ .td = td, .world = world, .rank = rank, .strategy = par_strategy_named(name), .options = options ? *options : (par_options){ 0 } };
     if (units_bytes) a->options.units = memcpy(a + 1, options->units, units_bytes);

@@ -405,7 +405,7 @@ static void check_mistakes(const mistake *m, size_t count)
     check_mistakes((const mistake[]){ __VA_ARGS__ }, sizeof((const mistake[]){ __VA_ARGS__ }) / sizeof(mistake))
 
 /* An optimizer that no step has met is the program's to close; an example that ends at once leaves it to the system. */
-#define CLASSIFIER "ASAN_OPTIONS=$ASAN_OPTIONS:detect_leaks=0 $EXAMPLES/classifier "
+#define CLASSIFIER "$EXAMPLES/classifier "
 
 START_TEST(test_wrong_usage_is_one_line_and_status_2)
 {

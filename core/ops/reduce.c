@@ -22,7 +22,8 @@ enum {
     BLOCK = 512,          /* terms summed in f32 */
     COLUMNS = 256,        /* columns of a block when the rows are summed */
     ROWS = 32,            /* rows summed in f32 then */
-    CHUNK = 64 << 10,     /* elements one task sums */
+    CHUNK = 64 << 10,     /* elements one task sums, at least */
+    CHUNKS = 64,          /* of one sum, at most: each keeps its partial sums in the workspace */
 };
 
 /* ---- Shapes --------------------------------------------------------------------------------------------- */
@@ -152,7 +153,10 @@ static reduction reduction_of(const td_kernel *k)
         r.valid = r.n / x->shape.dim[first] * exist;
     }
     r.rows = CHUNK / (r.inner > 0 ? r.inner : 1);
-    r.rows = r.inner == 1 ? CHUNK : (r.rows + ROWS - 1) / ROWS * ROWS;
+    int64_t least = (r.n + CHUNKS - 1) / CHUNKS;
+    if (r.inner == 1) r.rows = CHUNK;
+    if (r.rows < least) r.rows = least;
+    r.rows = (r.rows + ROWS - 1) / ROWS * ROWS;
     r.rows = r.rows < ROWS ? ROWS : r.rows;
     r.chunks = r.n > r.rows ? (r.n + r.rows - 1) / r.rows : 1;
     return r;
