@@ -4,7 +4,7 @@
 # A folder includes its own headers and the public ones of the folders before it:
 #     core < nn, optim, data (not each other) < parallel < run < models < examples, bench
 # core/json.h and core/file.h are not installed but serve data, parallel and run. Models reach parallel/ only through
-# run/. core's second header, rewrite.h, is open to core, nn, optim and parallel.
+# run/. core's second header, rewrite.h, is open to core, nn, optim, parallel, examples and bench.
 # nn and models say nothing of ranks or collectives; "nccl" and "mpi" are words of parallel/ alone; CUDA's headers
 # belong to *.cu and the device files.
 set -eu
@@ -18,7 +18,7 @@ BEGIN {
     may["parallel"] = " core rewrite nn optim data parallel "
     may["run"]      = " core nn optim data parallel run "
     may["models"]   = " core nn optim data run tandem "
-    may["examples"] = " core nn optim data parallel run tandem "
+    may["examples"] = " core rewrite nn optim data parallel run tandem "
     may["bench"]    = may["examples"]
     folders = "^(core|nn|optim|data|parallel|run|models|examples|bench|tests)/"
 }
