@@ -11,7 +11,7 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/TandemConfigVersion.cmake
 install(FILES ${PROJECT_BINARY_DIR}/TandemConfigVersion.cmake DESTINATION ${package_directory})
 
 # The archive's users link what it needs; the shared library brings its own.
-set(private_libraries "-ldnnl -lyajl -lz -fopenmp -lpthread -lm")
+set(private_libraries "-ldnnl -lyajl -lpcre2-8 -lz -fopenmp -lpthread -lm")
 if(BUILD_SHARED_LIBS)
     set(libraries "-ltandem")
 else()

@@ -3,7 +3,7 @@
 # build folder is configured.
 
 # To build, and to run what quickstart.sh runs.
-packages=(build-essential cmake ninja-build pkg-config libdnnl-dev zlib1g-dev libyajl-dev check
+packages=(build-essential cmake ninja-build pkg-config libdnnl-dev zlib1g-dev libyajl-dev libpcre2-dev check
     gnuplot-nox dataset-fashion-mnist)
 # check.sh --all besides.
 packages_all=(clang libclang-rt-dev libomp-dev valgrind)

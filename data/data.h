@@ -214,11 +214,11 @@ TD_API bool data_position_parse(const char *text, data_position *out);
  */
 typedef struct data_tokenizer data_tokenizer;
 
-/* Byte-level BPE as GPT-2 has it (Radford et al. 2019). `path` is a folder with a tokenizer.json of Hugging Face's form,
- * or with vocab.json and merges.txt; or a tokenizer.json itself. Of a tokenizer.json are understood: a BPE model; the
- * pre-tokenizers ByteLevel, and Split by a regular expression before it (matched by PCRE2); added tokens, found in the
- * text as they stand; the normalizer NFC as far as text is in that form already: other text is encoded as it is, after
- * one warning. Letters and numbers are PCRE2's. Nothing is put before or after a text.
+/* Byte-level BPE as GPT-2 has it (Radford et al. 2019). `path` is a folder with a tokenizer.json of Hugging Face's
+ * form, or with vocab.json and merges.txt; or a tokenizer.json itself. Of a tokenizer.json are understood: a BPE model;
+ * the pre-tokenizers ByteLevel, and Split by a regular expression before it (matched by PCRE2); added tokens, found in
+ * the text as they stand; the normalizer NFC for text that is in this form already: other text is encoded as it is,
+ * after one warning. What is a letter, number or space is PCRE2's. Nothing is put before or after a text.
  * Errors: a missing file, no JSON of this form (by line or name), merges that are broken or not in the vocabulary, an
  * id given twice, a tokenizer that does what is not understood (by name). */
 TD_API data_tokenizer *data_tokenizer_open(td_context *td, const char *path);
@@ -239,9 +239,9 @@ TD_API int32_t data_tokenizer_token(const data_tokenizer *tokenizer, const char 
  * other kinds. */
 TD_API const char *data_tokenizer_alphabet(const data_tokenizer *tokenizer, int64_t *bytes);
 
-/* Returns how many ids the text has, and writes the first `room` of them; -1 and an error on failure. A byte of text has
- * at most one id. Bytes that are not UTF-8 are read as U+FFFD, one for each part that no character starts with, as
- * Python's errors="replace" does (data_tokenizer_bytes takes them as they are): such a byte may have three ids.
+/* Returns how many ids the text has, and writes the first `room` of them; -1 and an error on failure. There are at most
+ * as many as bytes of valid UTF-8. What is not UTF-8 is read as U+FFFD, in the parts that Python's errors="replace"
+ * replaces, and may have three ids a byte; a tokenizer of bytes takes it as it is.
  * Errors: a character or byte outside the vocabulary, memory. */
 TD_API int64_t data_tokenizer_encode(data_tokenizer *tokenizer, const char *text, int64_t bytes, int32_t *ids,
                                      int64_t room);
@@ -255,8 +255,8 @@ TD_API int64_t data_tokenizer_decode(const data_tokenizer *tokenizer, const int3
 /* A long sequence of token ids, in memory or in a mapped file. Sets over it need it open. */
 typedef struct data_ids data_ids;
 
-/* A text file, plain or gzip, encoded; the tokenizer may be closed afterwards. Errors as data_tokenizer_encode's, and of
- * the file: missing, empty, unreadable. */
+/* A text file, plain or gzip, encoded; the tokenizer may be closed afterwards. Errors: as data_tokenizer_encode, and a
+ * file that is missing, empty or broken. */
 TD_API data_ids *data_text(td_context *td, const char *path, data_tokenizer *tokenizer);
 
 typedef struct data_tokens_options {
