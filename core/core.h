@@ -283,7 +283,7 @@ enum { TD_DROP = 0, TD_KEEP = 1 };                        /* reduced dimensions:
 
 #define TD_UNARY(X) \
     X(neg) X(exp) X(log) X(sqrt) X(rsqrt) X(tanh) X(sigmoid) X(relu) X(abs) X(square) X(reciprocal) X(sin) X(cos) X(sign) X(positive) \
-    X(detach)
+    X(detach) X(erf) X(log1p) X(expm1) X(softplus) X(gelu) X(gelu_tanh) X(silu)
 #define TD_BINARY(X) \
     X(add) X(sub) X(mul) X(div) X(minimum) X(maximum) X(pow) X(less) X(less_equal) X(equal)
 
@@ -308,6 +308,13 @@ TD_BINARY(TD_DECLARE_BINARY)
 #define td_sign(x) td_sign_at((x), TD_HERE)               /* -1, 0 or 1; no gradient */
 #define td_positive(x) td_positive_at((x), TD_HERE)       /* 1 where x > 0, else 0; no gradient */
 #define td_detach(x) td_detach_at((x), TD_HERE)           /* x, through which no gradient flows */
+#define td_erf(x) td_erf_at((x), TD_HERE)
+#define td_log1p(x) td_log1p_at((x), TD_HERE)             /* log(1 + x), exact for small x */
+#define td_expm1(x) td_expm1_at((x), TD_HERE)             /* exp(x) - 1, exact for small x */
+#define td_softplus(x) td_softplus_at((x), TD_HERE)       /* log(1 + exp(x)) */
+#define td_gelu(x) td_gelu_at((x), TD_HERE)               /* x (1 + erf(x / sqrt 2)) / 2 */
+#define td_gelu_tanh(x) td_gelu_tanh_at((x), TD_HERE)     /* x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2 */
+#define td_silu(x) td_silu_at((x), TD_HERE)               /* x sigmoid(x) */
 #define td_add(a, b) td_add_at((a), (b), TD_HERE)
 #define td_sub(a, b) td_sub_at((a), (b), TD_HERE)
 #define td_mul(a, b) td_mul_at((a), (b), TD_HERE)
@@ -322,6 +329,9 @@ TD_BINARY(TD_DECLARE_BINARY)
 /* where c is not 0: a, else b. */
 #define td_where(c, a, b) td_where_at((c), (a), (b), TD_HERE)
 TD_API td_tensor td_where_at(td_tensor c, td_tensor a, td_tensor b, td_here here);
+/* x no less than low and no more than high, which are part of the program; the gradient passes where x is within. */
+#define td_clamp(x, low, high) td_clamp_at((x), (low), (high), TD_HERE)
+TD_API td_tensor td_clamp_at(td_tensor x, double low, double high, td_here here);
 /* x * factor; the factor may differ from step to step without a new plan. */
 #define td_scale(x, factor) td_scale_at((x), (factor), TD_HERE)
 TD_API td_tensor td_scale_at(td_tensor x, double factor, td_here here);
@@ -369,6 +379,11 @@ TD_API td_tensor td_linear_at(td_tensor x, td_tensor weight, td_tensor bias, td_
 /* exp(x - max x) / sum exp(x - max x), along the last dimension. */
 #define td_softmax(x) td_softmax_at((x), TD_HERE)
 TD_API td_tensor td_softmax_at(td_tensor x, td_here here);
+/* log softmax(x) (..., D) and log sum exp(x) (...), f32 or f64, along the last dimension, without overflow. */
+#define td_log_softmax(x) td_log_softmax_at((x), TD_HERE)
+#define td_logsumexp(x) td_logsumexp_at((x), TD_HERE)
+TD_API td_tensor td_log_softmax_at(td_tensor x, td_here here);
+TD_API td_tensor td_logsumexp_at(td_tensor x, td_here here);
 
 /* The mean over rows of -log softmax(logits)[label]: logits (..., C), labels (...) i32 -> scalar f32 (f64 for f64).
  * With weights (...), td_float: sum w_i l_i / sum w_i. A label outside [0, C) gives NaN. */
@@ -388,6 +403,47 @@ TD_API td_tensor td_dropout_at(td_tensor x, double p, td_here here);
 /* Uniform in [0, 1), keyed in the same way. */
 #define td_uniform(td, shape) td_uniform_at((td), (shape), TD_HERE)
 TD_API td_tensor td_uniform_at(td_context *td, td_shape shape, td_here here);
+
+/* Rows by number: table (V, D) float, ids (...) i32 -> (..., D). An id outside [0, V) gives a row of NaN, and no gradient. */
+#define td_embedding(table, ids) td_embedding_at((table), (ids), TD_HERE)
+TD_API td_tensor td_embedding_at(td_tensor table, td_tensor ids, td_here here);
+/* Elements by number: x (..., D) float, ids (..., K) i32 -> (..., K). An id outside [0, D) gives NaN, and no gradient. */
+#define td_gather(x, ids) td_gather_at((x), (ids), TD_HERE)
+TD_API td_tensor td_gather_at(td_tensor x, td_tensor ids, td_here here);
+/* The reverse: ids (..., K) i32, values (..., K) -> (..., columns), the sum of the values at each place; f32 for 16-bit floats. */
+#define td_scatter_add(ids, values, columns) td_scatter_add_at((ids), (values), (columns), TD_HERE)
+TD_API td_tensor td_scatter_add_at(td_tensor ids, td_tensor values, int64_t columns, td_here here);
+/* ids (...) i32 -> (..., classes), 1 at the id's place and 0 elsewhere; all 0 for an id outside [0, classes). No gradient. */
+#define td_one_hot(ids, classes, dtype) td_one_hot_at((ids), (classes), (dtype), TD_HERE)
+TD_API td_tensor td_one_hot_at(td_tensor ids, int64_t classes, td_dtype dtype, td_here here);
+
+/* Norms over the last dimension, x (..., D), weight and bias (D) f32 (f64 for f64), which is the result's dtype:
+ *     layer_norm  (x - mean) / sqrt(variance + eps) weight + bias, biased variance; bias may be TD_NO_TENSOR
+ *     rms_norm    x / sqrt(mean x^2 + eps) weight */
+#ifdef __cplusplus
+#define TD_NO_TENSOR (td_tensor{ nullptr, TD_NONE, 0 })
+#else
+#define TD_NO_TENSOR ((td_tensor){ .id = TD_NONE })
+#endif
+#define td_layer_norm(x, weight, bias, eps) td_layer_norm_at((x), (weight), (bias), (eps), TD_HERE)
+#define td_rms_norm(x, weight, eps) td_rms_norm_at((x), (weight), (eps), TD_HERE)
+TD_API td_tensor td_layer_norm_at(td_tensor x, td_tensor weight, td_tensor bias, double eps, td_here here);
+TD_API td_tensor td_rms_norm_at(td_tensor x, td_tensor weight, double eps, td_here here);
+
+/* softmax(scale q k^T) v over the keys each query sees: q (B, H, T, d), k (B, Hkv, S, d), v (B, Hkv, S, e) of one float
+ * dtype -> (B, H, T, e). H is a multiple of Hkv: consecutive heads share keys and values. Query i is at position S - T + i, so
+ * that the last query sees the last key. A query that sees no key gives zeros. Memory grows with T, not with T S. */
+typedef struct td_attention_options {
+    bool causal;              /* no key after the query's position */
+    double scale;             /* 0: 1 / sqrt(d) */
+    int64_t window;           /* only keys at a distance below it; 0: all */
+    double dropout;           /* of the probabilities, as td_dropout, element (b, h, i, j) of the global (B, H, T, S) */
+    td_tensor lengths;        /* (B) i32: keys from lengths[b] on are padding; left out: none are */
+    td_tensor positions;      /* (B) i32: query i is at positions[b] + i, as beside a cache of keys; left out: S - T + i */
+} td_attention_options;
+/* options may be NULL. */
+#define td_attention(q, k, v, options) td_attention_at((q), (k), (v), (options), TD_HERE)
+TD_API td_tensor td_attention_at(td_tensor q, td_tensor k, td_tensor v, const td_attention_options *options, td_here here);
 
 /* ---- safetensors ------------------------------------------------------------------------------------------ */
 

@@ -2,7 +2,7 @@
  *
  *     x (..., in)  W (out, in)  b (out)   ->   y (..., out)
  *
- * W and b start uniform in +-1/sqrt(in), as PyTorch's nn.Linear, so that imported recipes behave.
+ * W and b start uniform in +-1/sqrt(in), as PyTorch's nn.Linear, so that imported recipes behave; or W normal and b 0.
  */
 #include <tandem/nn.h>
 
@@ -19,10 +19,11 @@ nn_linear nn_linear_make_at(td_module parent, const char *name, int64_t in, int6
                 (long long)in, (long long)out, here.file, here.line);
         in = out = 1;
     }
-    td_init init = td_init_uniform(1 / sqrt((double)in));
+    td_init uniform = td_init_uniform(1 / sqrt((double)in));
+    double deviation = options ? options->deviation : 0;
     nn_linear l = { .at = at, .has_bias = has_bias };
-    l.weight = td_parameter(at, "weight", TD_SHAPE(out, in), init);
-    if (has_bias) l.bias = td_parameter(at, "bias", TD_SHAPE(out), init);
+    l.weight = td_parameter(at, "weight", TD_SHAPE(out, in), deviation > 0 ? td_init_normal(deviation) : uniform);
+    if (has_bias) l.bias = td_parameter(at, "bias", TD_SHAPE(out), deviation > 0 ? td_init_constant(0) : uniform);
     return l;
 }
 

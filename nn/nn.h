@@ -26,6 +26,7 @@ typedef struct nn_linear {
 
 typedef struct nn_linear_options {
     bool no_bias;                /* x weight^T alone */
+    double deviation;            /* weight N(0, deviation^2) and bias 0 at first; 0: uniform in +-1/sqrt(in) */
 } nn_linear_options;
 
 /* Parameters `weight` and `bias` of parent.name, uniform in +-1/sqrt(in). Errors: a size below 1, a name used twice. */
@@ -50,6 +51,49 @@ typedef struct nn_dropout {
 TD_API nn_dropout nn_dropout_make_at(td_module parent, const char *name, double p, td_here here);
 #define nn_dropout_apply(layer, x) nn_dropout_apply_at((layer), (x), TD_HERE)
 TD_API td_tensor nn_dropout_apply_at(const nn_dropout *layer, td_tensor x, td_here here);
+
+/* ---- embedding: ids (...) i32 -> rows of weight (..., width) ------------------------------------------------ */
+
+typedef struct nn_embedding {
+    td_module at;
+    td_state weight;             /* (count, width) */
+} nn_embedding;
+
+typedef struct nn_embedding_options {
+    double deviation;            /* of the initial N(0, deviation^2); 0: 1 */
+} nn_embedding_options;
+
+/* An id outside [0, count) gives NaN. Errors: a size below 1, a name used twice. */
+#define nn_embedding_make(parent, name, count, width) nn_embedding_make_at((parent), (name), (count), (width), NULL, TD_HERE)
+#define nn_embedding_make_with(parent, name, count, width, ...) \
+    nn_embedding_make_at((parent), (name), (count), (width), (__VA_ARGS__), TD_HERE)
+TD_API nn_embedding nn_embedding_make_at(td_module parent, const char *name, int64_t count, int64_t width,
+                                         const nn_embedding_options *options, td_here here);
+#define nn_embedding_apply(layer, ids) nn_embedding_apply_at((layer), (ids), TD_HERE)
+TD_API td_tensor nn_embedding_apply_at(const nn_embedding *layer, td_tensor ids, td_here here);
+
+/* ---- norms over the last dimension: x (..., width) -> (..., width) ------------------------------------------- */
+
+typedef struct nn_norm {
+    td_module at;
+    td_state weight, bias;       /* (width) */
+    double eps;
+    bool has_bias, rms;
+} nn_norm;
+
+typedef struct nn_norm_options {
+    double eps;                  /* 0: 1e-5 */
+    bool no_bias;                /* layer_norm without bias; rms_norm has none */
+} nn_norm_options;
+
+#define nn_layer_norm_make(parent, name, width) nn_layer_norm_make_at((parent), (name), (width), NULL, TD_HERE)
+#define nn_layer_norm_make_with(parent, name, width, ...) nn_layer_norm_make_at((parent), (name), (width), (__VA_ARGS__), TD_HERE)
+TD_API nn_norm nn_layer_norm_make_at(td_module parent, const char *name, int64_t width, const nn_norm_options *options, td_here here);
+#define nn_rms_norm_make(parent, name, width) nn_rms_norm_make_at((parent), (name), (width), NULL, TD_HERE)
+#define nn_rms_norm_make_with(parent, name, width, ...) nn_rms_norm_make_at((parent), (name), (width), (__VA_ARGS__), TD_HERE)
+TD_API nn_norm nn_rms_norm_make_at(td_module parent, const char *name, int64_t width, const nn_norm_options *options, td_here here);
+#define nn_norm_apply(layer, x) nn_norm_apply_at((layer), (x), TD_HERE)
+TD_API td_tensor nn_norm_apply_at(const nn_norm *layer, td_tensor x, td_here here);
 
 #ifdef __cplusplus
 }

@@ -10,13 +10,18 @@ opt_optimizer *run_optimizer(run_loop *run, td_module root)
     double decay = run_flag_number(run, "decay"), clip = run_flag_number(run, "clip");
     if (kind && strcmp(kind, "sgd")) run_check_effect(run, "momentum", "optimizer", "sgd");
     bool track = run->flags.command == RUN_TRAIN; /* for metrics.jsonl */
+    opt_group matrices = { .min_rank = (int)run_flag_whole(run, "decay-rank"), .decay = decay }; /* only these decay */
+    int groups = matrices.min_rank > 0;
+    if (groups) decay = 0;
+    opt_adam_options adam = { .beta2 = run_flag_number(run, "beta2"), .decay = decay, .max_norm = clip, .track_norm = track,
+                              .groups = &matrices, .group_count = groups };
     if (kind && !strcmp(kind, "sgd"))
-        run->opt = opt_sgd(root, &(opt_sgd_options){ .momentum = run_flag_number(run, "momentum"), .decay = decay,
-                                                     .max_norm = clip, .track_norm = track });
+        run->opt = opt_sgd(root, &(opt_sgd_options){ .momentum = run_flag_number(run, "momentum"), .decay = decay, .max_norm = clip,
+                                                     .track_norm = track, .groups = &matrices, .group_count = groups });
     else if (kind && !strcmp(kind, "adam"))
-        run->opt = opt_adam(root, &(opt_adam_options){ .decay = decay, .max_norm = clip, .track_norm = track });
+        run->opt = opt_adam(root, &adam);
     else
-        run->opt = opt_adamw(root, &(opt_adamw_options){ .decay = decay, .max_norm = clip, .track_norm = track });
+        run->opt = opt_adamw(root, &adam);
     return run->opt;
 }
 

@@ -9,12 +9,16 @@
 
 #define TD_OPERATIONS(X) \
     TD_UNARY(X) TD_BINARY(X) X(where) X(cast) \
+    X(gelu_slope) X(gelu_tanh_slope) X(silu_slope) \
     X(fused) \
     X(sum) X(max) X(argmax) \
     X(reshape) X(broadcast) X(transpose) X(slice) X(concat) X(fill) X(iota) \
     X(matmul) X(linear) \
     X(softmax) X(cross_entropy_rows) X(cross_entropy_gradient) \
-    X(dropout_mask) X(uniform)
+    X(dropout_mask) X(uniform) \
+    X(embedding) X(embedding_gradient) X(gather) X(scatter_add) \
+    X(layer_norm) X(rms_norm) X(norm_gradient) \
+    X(logsumexp) X(log_softmax) X(attention)
 
 #define TD_DECLARE_OPERATION(name) extern const td_op td_op_##name;
 TD_OPERATIONS(TD_DECLARE_OPERATION)

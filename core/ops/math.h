@@ -90,4 +90,91 @@ static inline float td_log_f32(float x)
     return x >= 0 ? y : __builtin_nanf("");
 }
 
+/* log(1 + x): log u of the rounded sum u = 1 + x, and what rounding lost. */
+static inline float td_log1p_f32(float x)
+{
+    float u = 1 + x;
+    float y = td_log_f32(u) - (u - 1 - x) / u;
+    y = x > 3.4028234664e38f ? x : y;                       /* infinity */
+    return x == -1 ? -__builtin_inff() : y;
+}
+
+/* Near 0 the polynomial of td_exp_f32, elsewhere e^x - 1. */
+static inline float td_expm1_f32(float x)
+{
+    float p = 1.9875691500e-4f;
+    p = p * x + 1.3981999507e-3f;
+    p = p * x + 8.3334519073e-3f;
+    p = p * x + 4.1665795894e-2f;
+    p = p * x + 1.6666665459e-1f;
+    p = p * x + 5.0000001201e-1f;
+    float near = p * (x * x) + x;
+    float far = td_exp_f32(x) - 1;
+    return x < 0.34f && x > -0.34f ? near : far;
+}
+
+static inline float td_softplus_f32(float x)
+{
+    float size = x < 0 ? -x : x;
+    float above = x < 0 ? 0 : x;
+    return above + td_log1p_f32(td_exp_f32(-size));
+}
+
+/* Below 1 an odd polynomial, above 1 - e^(-x^2) q(1 / x^2) / x. */
+static inline float td_erf_f32(float x)
+{
+    float size = x < 0 ? -x : x;
+    float z = x * x;
+    float p = 7.853861353153693e-5f;
+    p = p * z - 8.010193625184903e-4f;
+    p = p * z + 5.188327685732524e-3f;
+    p = p * z - 2.685381193529856e-2f;
+    p = p * z + 1.128358514861418e-1f;
+    p = p * z - 3.761262582423300e-1f;
+    p = p * z + 1.128379165726710f;
+    float near = x * p;
+    float inverse = 1 / (size < 1 ? 1 : size);
+    float w = inverse * inverse;
+    float q = 2.326819970068386e-2f;
+    q = q * w - 1.387039388740657e-1f;
+    q = q * w + 3.687424674597105e-1f;
+    q = q * w - 5.824733027278666e-1f;
+    q = q * w + 6.210004621745983e-1f;
+    q = q * w - 4.944515323274145e-1f;
+    q = q * w + 3.404879937665872e-1f;
+    q = q * w - 2.741127028184656e-1f;
+    q = q * w + 5.638259427386472e-1f;
+    float far = 1 - td_exp_f32(-z) * inverse * q;
+    far = size > 4 ? 1 : far;
+    far = x < 0 ? -far : far;
+    return size >= 1 ? far : near;                          /* a NaN takes the polynomial */
+}
+
+static inline float td_gelu_f32(float x) { return x * 0.5f * (1 + td_erf_f32(x * 0.70710678f)); }
+
+static inline float td_gelu_slope_f32(float x)
+{
+    return 0.5f * (1 + td_erf_f32(x * 0.70710678f)) + x * 0.39894228f * td_exp_f32(-0.5f * x * x);
+}
+
+/* gelu_tanh(x) = x sigmoid(w), w = 2 sqrt(2 / pi) (x + 0.044715 x^3). */
+static inline float td_gelu_tanh_f32(float x)
+{
+    return x * td_sigmoid_f32(1.59576912f * x * (1 + 0.044715f * x * x));
+}
+
+static inline float td_gelu_tanh_slope_f32(float x)
+{
+    float s = td_sigmoid_f32(1.59576912f * x * (1 + 0.044715f * x * x));
+    return s + x * s * (1 - s) * 1.59576912f * (1 + 0.134145f * x * x);
+}
+
+static inline float td_silu_f32(float x) { return x * td_sigmoid_f32(x); }
+
+static inline float td_silu_slope_f32(float x)
+{
+    float s = td_sigmoid_f32(x);
+    return s + x * s * (1 - s);
+}
+
 #endif

@@ -61,6 +61,37 @@ static void give(const td_gradient_call *g, int i, td_tensor dx)
 #define WHERE(x, y, z) td_where_at(x, y, z, here)
 #define K(value) td_constant_like(y, value, here)
 #define ZERO td_no_tensor(g->td)
+#define ADD(x, y) td_add_at(x, y, here)
+#define SIGMOID(x) td_sigmoid_at(x, here)
+#define SLOPE(name, x) td_record(&td_op_##name##_slope, here, 1, &(x), NULL)
+#define BELL(x, height, rate) MUL(K(height), td_exp_at(MUL(SQUARE(x), K(rate)), here))
+
+/* The second derivative of a logistic-weighted x: y = x s with s = sigmoid(w(x)), given w' and w'':
+ *     y'' = s (1 - s) (2 w' + x ((1 - 2 s) w'^2 + w'')). */
+static td_tensor weighted_curve(td_tensor x, td_tensor s, td_tensor slope, td_tensor curve, td_here here)
+{
+    td_tensor y = s; /* what K takes its dtype from */
+    td_tensor spread = MUL(s, SUB(K(1), s));
+    td_tensor inner = ADD(MUL(SUB(K(1), MUL(s, K(2))), SQUARE(slope)), curve);
+    return MUL(spread, ADD(MUL(slope, K(2)), MUL(x, inner)));
+}
+
+/* w = x. */
+static td_tensor silu_curve(td_tensor x, td_here here)
+{
+    td_tensor y = x;
+    return weighted_curve(x, SIGMOID(x), K(1), K(0), here);
+}
+
+/* gelu_tanh(x) = x sigmoid(w) with w = c (x + k x^3), c = 2 sqrt(2 / pi), k = 0.044715. */
+static td_tensor gelu_tanh_curve(td_tensor x, td_here here)
+{
+    const double c = 1.5957691216057308, k = 0.044715;
+    td_tensor y = x, square = SQUARE(x);
+    td_tensor w = MUL(MUL(K(c), x), ADD(K(1), MUL(K(k), square)));
+    td_tensor slope = MUL(K(c), ADD(K(1), MUL(K(3 * k), square)));
+    return weighted_curve(x, SIGMOID(w), slope, MUL(K(6 * c * k), x), here);
+}
 
 #define GRADIENT(name, operands, partial, domain, expression, da, db, dc)                              \
     static void name##_gradient(const td_gradient_call *g)                                             \
@@ -138,6 +169,16 @@ TD_BINARY(RECORD_BINARY)
 td_tensor td_where_at(td_tensor c, td_tensor a, td_tensor b, td_here here)
 {
     return td_record(&td_op_where, here, 3, (td_tensor[]){ c, a, b }, NULL);
+}
+
+td_tensor td_clamp_at(td_tensor x, double low, double high, td_here here)
+{
+    if (td_failed(x))
+        return x;
+    if (!(low <= high))
+        return td_refuse(x.td, "clamp", here, "needs low <= high, got %g and %g", low, high);
+    x = td_maximum_at(x, td_constant_like(x, low, here), here);
+    return td_minimum_at(x, td_constant_like(x, high, here), here);
 }
 
 td_tensor td_scale_at(td_tensor x, double factor, td_here here)

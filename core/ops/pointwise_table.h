@@ -6,7 +6,7 @@
  * partial      how a sum over ranks passes through: NONE, JOINT (linear in all operands together), EACH (in each)
  * domain       what its tests draw: ANY, POSITIVE, STEP (constant but for jumps: no gradient, none is checked)
  * da, db, dc   the gradient of each operand as operations on a, b, c, y (the result) and dy; K(x) is the constant x,
- *              ZERO no gradient. Gradients of operands that were stretched are summed back to their shape afterwards.
+ *              ZERO no gradient; BELL(x, h, r) is h exp(r x^2), SLOPE(f, x) the row f_slope of x. Gradients of operands that were stretched are summed back to their shape afterwards.
  */
 #ifndef TANDEM_CORE_OPS_POINTWISE_TABLE_H
 #define TANDEM_CORE_OPS_POINTWISE_TABLE_H
@@ -30,6 +30,16 @@
     X(sign,       1, NONE,  STEP,     (a > 0) - (a < 0),            ZERO, ZERO, ZERO) \
     X(positive,   1, NONE,  STEP,     a > 0,                        ZERO, ZERO, ZERO) \
     X(detach,     1, JOINT, STEP,     a,                            ZERO, ZERO, ZERO) \
+    X(erf,        1, NONE,  ANY,      erf(a),                       MUL(dy, BELL(a, 1.1283791670955126, -1)), ZERO, ZERO) \
+    X(log1p,      1, NONE,  POSITIVE, log1p(a),                     DIV(dy, ADD(a, K(1))), ZERO, ZERO) \
+    X(expm1,      1, NONE,  ANY,      expm1(a),                     MUL(dy, ADD(y, K(1))), ZERO, ZERO) \
+    X(softplus,   1, NONE,  ANY,      softplus(a),                  MUL(dy, SIGMOID(a)), ZERO, ZERO) \
+    X(gelu,       1, NONE,  ANY,      gelu(a),                      MUL(dy, SLOPE(gelu, a)), ZERO, ZERO) \
+    X(gelu_tanh,  1, NONE,  ANY,      gelu_tanh(a),                 MUL(dy, SLOPE(gelu_tanh, a)), ZERO, ZERO) \
+    X(silu,       1, NONE,  ANY,      silu(a),                      MUL(dy, SLOPE(silu, a)), ZERO, ZERO) \
+    X(gelu_slope, 1, NONE,  ANY,      gelu_slope(a),                MUL(dy, MUL(BELL(a, 0.3989422804014327, -0.5), SUB(K(2), SQUARE(a)))), ZERO, ZERO) \
+    X(gelu_tanh_slope, 1, NONE, ANY,  gelu_tanh_slope(a),           MUL(dy, gelu_tanh_curve(a, here)), ZERO, ZERO) \
+    X(silu_slope, 1, NONE,  ANY,      silu_slope(a),                MUL(dy, silu_curve(a, here)), ZERO, ZERO) \
     X(add,        2, JOINT, ANY,      a + b,                        dy, dy, ZERO) \
     X(sub,        2, JOINT, ANY,      a - b,                        dy, NEG(dy), ZERO) \
     X(mul,        2, EACH,  ANY,      a * b,                        MUL(dy, b), MUL(dy, a), ZERO) \

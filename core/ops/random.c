@@ -184,6 +184,12 @@ const td_op td_op_uniform = {
     .cpu        = uniform_cpu,
 };
 
+td_tensor td_dropout_mask_at(td_context *td, td_dtype dtype, td_shape shape, double p, uint64_t key, td_here here)
+{
+    td_draw_attr attr = { .p = p, .key = key, .dtype = dtype, .shape = shape };
+    return td_record_sized(td, &td_op_dropout_mask, here, 0, NULL, &attr, sizeof attr);
+}
+
 td_tensor td_dropout_at(td_tensor x, double p, td_here here)
 {
     if (td_failed(x))
@@ -193,8 +199,7 @@ td_tensor td_dropout_at(td_tensor x, double p, td_here here)
         return td_refuse(td, "dropout", here, "p must be at least 0 and below 1, got %g", p);
     if (p == 0 || td_get_mode(td) == TD_EVAL)
         return x;
-    td_draw_attr attr = { .p = p, .key = td_random_key(td), .dtype = td_float(td), .shape = td_shape_at(x) };
-    td_tensor mask = td_record_sized(td, &td_op_dropout_mask, here, 0, NULL, &attr, sizeof attr);
+    td_tensor mask = td_dropout_mask_at(td, td_float(td), td_shape_at(x), p, td_random_key(td), here);
     return td_mul_at(x, td_as(mask, td_dtype_at(x), here), here);
 }
 
