@@ -71,6 +71,12 @@ typedef struct td_module {
 } td_module;
 
 #define TD_NONE UINT32_MAX
+/* For an operand that may be left out. */
+#ifdef __cplusplus
+#define TD_NO_TENSOR (td_tensor{ nullptr, TD_NONE, 0 })
+#else
+#define TD_NO_TENSOR ((td_tensor){ .id = TD_NONE })
+#endif
 
 /* Where the user called from; every recording call is a macro that passes it. */
 typedef struct td_here {
@@ -285,7 +291,7 @@ enum { TD_DROP = 0, TD_KEEP = 1 };                        /* reduced dimensions:
     X(neg) X(exp) X(log) X(sqrt) X(rsqrt) X(tanh) X(sigmoid) X(relu) X(abs) X(square) X(reciprocal) X(sin) X(cos) X(sign) X(positive) \
     X(detach) X(erf) X(log1p) X(expm1) X(softplus) X(gelu) X(gelu_tanh) X(silu)
 #define TD_BINARY(X) \
-    X(add) X(sub) X(mul) X(div) X(minimum) X(maximum) X(pow) X(less) X(less_equal) X(equal)
+    X(add) X(sub) X(mul) X(div) X(minimum) X(maximum) X(pow) X(less) X(less_equal) X(equal) X(swiglu)
 
 #define TD_DECLARE_UNARY(name) TD_API td_tensor td_##name##_at(td_tensor x, td_here here);
 #define TD_DECLARE_BINARY(name) TD_API td_tensor td_##name##_at(td_tensor a, td_tensor b, td_here here);
@@ -325,6 +331,7 @@ TD_BINARY(TD_DECLARE_BINARY)
 #define td_less(a, b) td_less_at((a), (b), TD_HERE)       /* 1 or 0 in a's dtype; no gradient */
 #define td_less_equal(a, b) td_less_equal_at((a), (b), TD_HERE)
 #define td_equal(a, b) td_equal_at((a), (b), TD_HERE)
+#define td_swiglu(a, b) td_swiglu_at((a), (b), TD_HERE)   /* silu(a) b */
 
 /* where c is not 0: a, else b. */
 #define td_where(c, a, b) td_where_at((c), (a), (b), TD_HERE)
@@ -348,6 +355,9 @@ TD_API td_tensor td_cast_at(td_tensor x, td_dtype dtype, td_here here);
 TD_API td_tensor td_sum_at(td_tensor x, int axis, int keep, td_here here);
 TD_API td_tensor td_mean_at(td_tensor x, int axis, int keep, td_here here);
 TD_API td_tensor td_max_at(td_tensor x, int axis, int keep, td_here here);
+/* The mean of (x - mean)^2, f32 or f64. */
+#define td_variance(x, axis, keep) td_variance_at((x), (axis), (keep), TD_HERE)
+TD_API td_tensor td_variance_at(td_tensor x, int axis, int keep, td_here here);
 /* x summed over the dimensions in which `shape` has size 1 or is missing: the reverse of broadcasting. */
 #define td_sum_to(x, shape) td_sum_to_at((x), (shape), TD_HERE)
 TD_API td_tensor td_sum_to_at(td_tensor x, td_shape shape, td_here here);
@@ -366,6 +376,17 @@ TD_API td_tensor td_broadcast_at(td_tensor x, td_shape shape, td_here here);
 TD_API td_tensor td_transpose_at(td_tensor x, int a, int b, td_here here);
 TD_API td_tensor td_slice_at(td_tensor x, int axis, int64_t begin, int64_t end, td_here here);
 TD_API td_tensor td_concat_at(const td_tensor *parts, int count, int axis, td_here here);
+/* td_pad puts `before` and `after` elements of one value around a dimension. td_stack joins parts of one shape along a new
+ * dimension. td_split cuts a dimension into `count` equal parts, out[0] to out[count - 1]; false after a failure. td_tril keeps
+ * elements whose column - row is at most `diagonal`, of the last two dimensions; the others become 0. */
+#define td_pad(x, axis, before, after, value) td_pad_at((x), (axis), (before), (after), (value), TD_HERE)
+#define td_stack(parts, count, axis) td_stack_at((parts), (count), (axis), TD_HERE)
+#define td_split(x, axis, count, out) td_split_at((x), (axis), (count), (out), TD_HERE)
+#define td_tril(x, diagonal) td_tril_at((x), (diagonal), TD_HERE)
+TD_API td_tensor td_pad_at(td_tensor x, int axis, int64_t before, int64_t after, double value, td_here here);
+TD_API td_tensor td_stack_at(const td_tensor *parts, int count, int axis, td_here here);
+TD_API bool td_split_at(td_tensor x, int axis, int count, td_tensor *out, td_here here);
+TD_API td_tensor td_tril_at(td_tensor x, int64_t diagonal, td_here here);
 
 /* (..., m, k) x (..., k, n) -> (..., m, n); leading dimensions are equal, or b has only two. */
 #define td_matmul(a, b) td_matmul_at((a), (b), 0, 0, TD_HERE)
@@ -396,6 +417,24 @@ TD_API td_tensor td_cross_entropy_weighted_at(td_tensor logits, td_tensor labels
 #define td_mse_weighted(y, target, weights) td_mse_weighted_at((y), (target), (weights), TD_HERE)
 TD_API td_tensor td_mse_at(td_tensor y, td_tensor target, td_here here);
 TD_API td_tensor td_mse_weighted_at(td_tensor y, td_tensor target, td_tensor weights, td_here here);
+typedef struct td_cross_entropy_options {
+    bool ignores;             /* rows whose label is `ignored` do not count; none left gives NaN */
+    int32_t ignored;
+    double smoothing;         /* the share of the loss that is the mean over all classes: [0, 1] */
+    td_tensor weights;        /* of the rows, td_float; left out: 1 */
+} td_cross_entropy_options;
+#define td_cross_entropy_with(logits, labels, options) td_cross_entropy_with_at((logits), (labels), (options), TD_HERE)
+TD_API td_tensor td_cross_entropy_with_at(td_tensor logits, td_tensor labels, const td_cross_entropy_options *options, td_here here);
+/* Means over all elements; weights as for td_mse_weighted, or TD_NO_TENSOR. Operands have one shape and dtype.
+ *     td_bce      -t log sigmoid(x) - (1 - t) log(1 - sigmoid(x)) of logits x, without overflow; t in [0, 1]
+ *     td_l1       |y - target|
+ *     td_huber    e^2 / 2 where |e| <= delta, else delta (|e| - delta / 2), e = y - target */
+#define td_bce(logits, target, weights) td_bce_at((logits), (target), (weights), TD_HERE)
+#define td_l1(y, target, weights) td_l1_at((y), (target), (weights), TD_HERE)
+#define td_huber(y, target, delta, weights) td_huber_at((y), (target), (delta), (weights), TD_HERE)
+TD_API td_tensor td_bce_at(td_tensor logits, td_tensor target, td_tensor weights, td_here here);
+TD_API td_tensor td_l1_at(td_tensor y, td_tensor target, td_tensor weights, td_here here);
+TD_API td_tensor td_huber_at(td_tensor y, td_tensor target, double delta, td_tensor weights, td_here here);
 
 /* x * mask / (1 - p), mask drawn with P(0) = p, keyed by (seed, path, update, global element index). x itself in TD_EVAL. */
 #define td_dropout(x, p) td_dropout_at((x), (p), TD_HERE)
@@ -420,11 +459,6 @@ TD_API td_tensor td_one_hot_at(td_tensor ids, int64_t classes, td_dtype dtype, t
 /* Norms over the last dimension, x (..., D), weight and bias (D) f32 (f64 for f64), which is the result's dtype:
  *     layer_norm  (x - mean) / sqrt(variance + eps) weight + bias, biased variance; bias may be TD_NO_TENSOR
  *     rms_norm    x / sqrt(mean x^2 + eps) weight */
-#ifdef __cplusplus
-#define TD_NO_TENSOR (td_tensor{ nullptr, TD_NONE, 0 })
-#else
-#define TD_NO_TENSOR ((td_tensor){ .id = TD_NONE })
-#endif
 #define td_layer_norm(x, weight, bias, eps) td_layer_norm_at((x), (weight), (bias), (eps), TD_HERE)
 #define td_rms_norm(x, weight, eps) td_rms_norm_at((x), (weight), (eps), TD_HERE)
 TD_API td_tensor td_layer_norm_at(td_tensor x, td_tensor weight, td_tensor bias, double eps, td_here here);
@@ -444,6 +478,31 @@ typedef struct td_attention_options {
 /* options may be NULL. */
 #define td_attention(q, k, v, options) td_attention_at((q), (k), (v), (options), TD_HERE)
 TD_API td_tensor td_attention_at(td_tensor q, td_tensor k, td_tensor v, const td_attention_options *options, td_here here);
+
+/* Rotary positions: x (B, H, T, d), d even, each pair of elements j and j + d/2 of row i turned by p theta^(-2j/d). */
+typedef struct td_rotary_options {
+    double theta;             /* 0: 10000 */
+    td_tensor positions;      /* (B) i32: row i is at p = positions[b] + i; left out: p = i */
+    double factor, low, high; /* Llama 3.1's stretched wavelengths: 8, 1, 4 with the context of training; factor 0: none */
+    int64_t context;
+} td_rotary_options;
+/* options may be NULL. */
+#define td_rotary(x, options) td_rotary_at((x), (options), TD_HERE)
+TD_API td_tensor td_rotary_at(td_tensor x, const td_rotary_options *options, td_here here);
+
+/* Running sums along the last dimension: y_j = x_0 + ... + x_j. */
+#define td_cumsum(x) td_cumsum_at((x), TD_HERE)
+TD_API td_tensor td_cumsum_at(td_tensor x, td_here here);
+/* The k largest elements along the last dimension in falling order, (..., D) -> (..., k); of equal ones the first comes first, a NaN
+ * is the largest. td_sort gives all of them. */
+typedef struct td_top_k_options {
+    bool smallest;            /* the smallest, in rising order */
+    td_tensor *indices;       /* where they are, (..., k) i32; NULL: not asked for */
+} td_top_k_options;
+#define td_top_k(x, k, options) td_top_k_at((x), (k), (options), TD_HERE)
+#define td_sort(x, options) td_sort_at((x), (options), TD_HERE)
+TD_API td_tensor td_top_k_at(td_tensor x, int64_t k, const td_top_k_options *options, td_here here);
+TD_API td_tensor td_sort_at(td_tensor x, const td_top_k_options *options, td_here here);
 
 /* ---- safetensors ------------------------------------------------------------------------------------------ */
 

@@ -2,9 +2,9 @@
  *
  *     q (B, H, T, d)  k (B, Hkv, S, d)  v (B, Hkv, S, e)   ->   o (B, H, T, e), logsumexp of the scores (B, H, T) wide
  *
- * H is a multiple of Hkv: heads h Hkv / H .. share keys and values. Query i of a sequence is at position p = S - T + i, or
- * positions[b] + i; it sees key j if j < lengths[b], if j <= p where causal, and if |p - j| < window. A query that sees no
- * key gives zeros. Element (b, h, i, j) of the dropout mask is keyed by its index in the global (B, H, T, S).
+ * H is a multiple of Hkv: H / Hkv consecutive heads share keys and values. Query i of a sequence is at position
+ * p = S - T + i, or positions[b] + i; it sees key j if j < lengths[b], if j <= p where causal, and if |p - j| < window.
+ * A query that sees no key gives zeros. Element (b, h, i, j) of the dropout mask is keyed by its index in the global (B, H, T, S).
  *
  * Computed in f32 from 16-bit operands, in f64 for f64. Only o and the logsumexp are kept for the backward (Dao, Fu,
  * Ermon, Rudra, Re: "FlashAttention", 2022): with P the probabilities and M the scaled mask,
@@ -36,7 +36,8 @@ static bool attention_fits(const td_call *call, int extra)
     bool fits = q.rank == 4 && k.rank == 4 && v.rank == 4 && q.dim[0] == k.dim[0] && same_prefix(k, v, 3) &&
                 q.dim[3] == k.dim[3] && k.dim[1] > 0 && q.dim[1] % k.dim[1] == 0;
     if (!fits)
-        return td_call_fail(call, "q %s, k %s and v %s do not fit (B, H, T, d), (B, Hkv, S, d), (B, Hkv, S, e) with H a multiple of Hkv",
+        return td_call_fail(call, "q %s, k %s and v %s do not fit (B, H, T, d), (B, Hkv, S, d), (B, Hkv, S, e) with H a "
+                            "multiple of Hkv",
                             td_shape_text(q, text[0]), td_shape_text(k, text[1]), td_shape_text(v, text[2]));
     if (!td_is_float(dtype) || call->in[1]->dtype != dtype || call->in[2]->dtype != dtype)
         return td_call_fail(call, "needs q, k and v of one float dtype, got %s, %s and %s", td_dtype_name(dtype),
@@ -45,7 +46,8 @@ static bool attention_fits(const td_call *call, int extra)
         if (call->in[i]->dtype != TD_I32 || !td_shape_equal(call->in[i]->shape, TD_SHAPE(q.dim[0])))
             return td_call_fail(call, "%s must be (%lld) i32, got %s %s",
                                 i == extra && attr->lengths ? "lengths" : "positions", (long long)q.dim[0],
-                                td_shape_text(call->in[i]->shape, text[0]), td_dtype_name((td_dtype)call->in[i]->dtype));
+                                td_shape_text(call->in[i]->shape, text[0]),
+                                td_dtype_name((td_dtype)call->in[i]->dtype));
     return true;
 }
 
@@ -58,7 +60,8 @@ static bool attention_shape(td_call *call)
     call->outputs = 2;
     call->out[0].shape = TD_SHAPE(q.dim[0], q.dim[1], q.dim[2], call->in[2]->shape.dim[3]);
     call->out[0].dtype = (uint8_t)dtype;
-    call->out[1] = (td_value){ .shape = TD_SHAPE(q.dim[0], q.dim[1], q.dim[2]), .dtype = (uint8_t)td_wide_dtype(dtype) };
+    call->out[1] = (td_value){ .shape = TD_SHAPE(q.dim[0], q.dim[1], q.dim[2]),
+                               .dtype = (uint8_t)td_wide_dtype(dtype) };
     return true;
 }
 
@@ -188,7 +191,9 @@ static parts parts_of(const td_gradient_call *call, int extra)
     td_shape whole = TD_SHAPE(q.dim[0], q.dim[1], q.dim[2], k.dim[2]);
     int64_t rows = q.dim[1] / k.dim[1] * q.dim[2];
     td_shape grouped = TD_SHAPE(k.dim[0], k.dim[1], rows, k.dim[2]);
-    parts a = { .k = td_as(call->in[1], dtype, here), .v = td_as(call->in[2], dtype, here), .mask = td_no_tensor(call->td) };
+    parts a = { .mask = td_no_tensor(call->td) };
+    a.k = td_as(call->in[1], dtype, here);
+    a.v = td_as(call->in[2], dtype, here);
     a.q = td_reshape_at(td_as(call->in[0], dtype, here), TD_SHAPE(k.dim[0], k.dim[1], rows, q.dim[3]), here);
     td_tensor s = td_matmul_at(a.q, a.k, 0, 1, here);
     s = td_reshape_at(td_mul_at(s, td_constant_like(s, attr->scale, here), here), whole, here);

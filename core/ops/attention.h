@@ -16,8 +16,9 @@ typedef struct td_attention_attr {
 
 /* q, k, v, then lengths and positions where the attributes say so; outputs o and logsumexp. */
 extern const td_op td_op_attention;
-/* q, k, v, o, logsumexp, do, then lengths and positions; outputs dq, dk, dv in the wide dtype. Not in the list of operations: its o
- * and logsumexp are functions of q, k and v, so it has no cases of its own and is tested as attention's gradient. */
+/* q, k, v, o, logsumexp, do, then lengths and positions; outputs dq, dk, dv in the wide dtype. Not in the list of
+ * operations: its o and logsumexp are functions of q, k and v, so it has no cases of its own and is tested as attention's
+ * gradient. */
 extern const td_op td_op_attention_gradient;
 
 bool td_attention_prepare(td_context *td, const td_kernel *k, td_preparation *out);

@@ -1,5 +1,5 @@
-/* Attention's arithmetic in the type T over one block of queries; attention_cpu.c includes this for float and for double.
- * NAME(x) names it for T.
+/* Attention's arithmetic in the type T over one block of queries; attention_cpu.c includes this for float and for
+ * double. NAME(x) names it for T.
  *
  * A tile of scores is (keys, width): queries are the lanes, so that a maximum, a sum and an exponential over keys run
  * lane by lane, and products read the other operand element by element wherever it lies.
@@ -8,7 +8,8 @@
 typedef T NAME(vector) __attribute__((vector_size(32), aligned(sizeof(T)), may_alias));
 enum { NAME(LANES) = 32 / sizeof(T) };
 
-/* C (m, n) += A (m, k) B (k, n): element (i, p) of A is at i a_row + p a_column, rows of B and C lie b_row, c_row apart. */
+/* C (m, n) += A (m, k) B (k, n): element (i, p) of A is at i a_row + p a_column, rows of B lie b_row apart, rows of C
+ * c_row. */
 typedef struct NAME(product) {
     int64_t m, n, k;
     const T *a;
@@ -174,8 +175,9 @@ static void NAME(stream)(const queries *q, int64_t keys, T *s, T *max, T *sum, T
 static void NAME(forward)(const queries *q, char *room)
 {
     const attention *w = q->work;
-    T *qt = NAME(take)(&room, w->depth * QUERIES), *ot = NAME(take)(&room, w->values * QUERIES), *s = NAME(take)(&room, KEYS * QUERIES);
-    T *mask = NAME(take)(&room, KEYS * QUERIES), *k_room = NAME(take)(&room, KEYS * w->depth);
+    T *qt = NAME(take)(&room, w->depth * QUERIES), *ot = NAME(take)(&room, w->values * QUERIES);
+    T *s = NAME(take)(&room, KEYS * QUERIES), *mask = NAME(take)(&room, KEYS * QUERIES);
+    T *k_room = NAME(take)(&room, KEYS * w->depth);
     T *v_room = NAME(take)(&room, KEYS * w->values);
     T *rows = NAME(take)(&room, QUERIES * (w->depth + w->values)), max[QUERIES], sum[QUERIES] = { 0 };
     NAME(turn)(NAME(view)(&w->k->in[0], q->row * w->depth, q->count * w->depth, rows), q->count, w->depth,

@@ -37,8 +37,8 @@ static void for_each_row(const td_kernel *k, td_range_function body)
 {
     const td_arg *ids = &k->in[k->op == &td_op_gather];
     int64_t columns = td_arg_last(&k->in[0]) + td_arg_last(&k->out[0]);
-    td_parallel_for(k->run, td_shape_product(ids->shape, 0, (int)ids->shape.rank - 1), TASK_ELEMENTS / (columns + 1) + 1,
-                    body, (void *)k);
+    int64_t rows = td_shape_product(ids->shape, 0, (int)ids->shape.rank - 1);
+    td_parallel_for(k->run, rows, TASK_ELEMENTS / (columns + 1) + 1, body, (void *)k);
 }
 
 /* ---- gather --------------------------------------------------------------------------------------------- */

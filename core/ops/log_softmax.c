@@ -3,7 +3,8 @@
  *     logsumexp    x (..., D) float  ->  max x + log sum exp(x - max x)  (...), f32 or f64
  *     log_softmax  x (..., D) float  ->  x - logsumexp(x)  (..., D), dtype of x
  *
- * Computed in f32 (f64 for f64), a row read twice. A row that is all -inf gives NaN from log_softmax, -inf from logsumexp.
+ * Computed in f32 (f64 for f64), a row read twice. A row that is all -inf gives -inf from logsumexp, NaN from
+ * log_softmax.
  *     dx = exp(x - logsumexp x) dy,    dx = dy - exp(y) sum dy.
  */
 #include "core/ops/convert.h"

@@ -232,8 +232,8 @@ const td_op td_op_cross_entropy_gradient = {
 
 /* ---- Losses --------------------------------------------------------------------------------------------- */
 
-/* sum w x / sum w: over all ranks and rows, since sums are. */
-static td_tensor weighted_mean(td_tensor rows, td_tensor weights, const char *name, td_here here)
+/* Over all ranks and rows, since sums are. */
+td_tensor td_weighted_mean(td_tensor rows, td_tensor weights, const char *name, td_here here)
 {
     if (td_failed(rows) || td_failed(weights))
         return td_failed(rows) ? rows : weights;
@@ -258,7 +258,7 @@ td_tensor td_cross_entropy_at(td_tensor logits, td_tensor labels, td_here here)
 
 td_tensor td_cross_entropy_weighted_at(td_tensor logits, td_tensor labels, td_tensor weights, td_here here)
 {
-    return weighted_mean(cross_entropy_rows(logits, labels, here), weights, "cross_entropy", here);
+    return td_weighted_mean(cross_entropy_rows(logits, labels, here), weights, "cross_entropy", here);
 }
 
 /* (y - target)^2; the shapes are equal, for a broadcast would hide a mistake. */
@@ -287,5 +287,5 @@ td_tensor td_mse_weighted_at(td_tensor y, td_tensor target, td_tensor weights, t
     if (shape.rank == 0)
         return td_refuse(y.td, "mse", here, "weights need rows, got a scalar");
     td_tensor rows = td_reshape_at(error, TD_SHAPE(shape.dim[0], -1), here);
-    return weighted_mean(td_mean_at(rows, TD_LAST, TD_DROP, here), weights, "mse", here);
+    return td_weighted_mean(td_mean_at(rows, TD_LAST, TD_DROP, here), weights, "mse", here);
 }

@@ -4,9 +4,9 @@
  *     rms_norm       x (..., D) float, weight (D)              ->  x / sqrt(mean x^2 + eps) weight
  *     norm_gradient  x, weight, dy (..., D)                    ->  dx (..., D) like x, dweight (D)[, dbias (D)]
  *
- * Sums, weights and results are f32, or f64 for f64. Nothing is kept for the backward but x: its row's moments are taken
- * again. dweight and dbias are summed in chunks of rows that depend on the shape alone, so they are the same whatever
- * the number of threads.
+ * Sums, weights and results are f32, or f64 for f64. Nothing is kept for the backward but x: the moments of its rows are
+ * taken again. dweight and dbias are summed in chunks of rows that depend on the shape alone, so they are the same
+ * whatever the number of threads.
  */
 #include "core/ops/convert.h"
 #include "core/ops/derive.h"
@@ -379,7 +379,8 @@ static const td_case gradient_cases[] = {
     { .in = { TD_RANDN(3, 5), TD_RANDN(5), TD_RANDN(3, 5) }, .attr = &layer_bias_attr },
     { .in = { TD_RANDN(2, 6, 7), TD_RANDN(7), TD_RANDN(2, 6, 7) }, .attr = &layer_attr, .note = "no bias" },
     { .in = { TD_RANDN(12, 33), TD_RANDN(33), TD_RANDN(12, 33) }, .attr = &rms_attr, .note = "no mean" },
-    { .in = { TD_RANDN(40, 3, 9), TD_RANDN(9), TD_RANDN(40, 3, 9) }, .attr = &layer_bias_attr, .note = "several chunks" },
+    { .in = { TD_RANDN(40, 3, 9), TD_RANDN(9), TD_RANDN(40, 3, 9) }, .attr = &layer_bias_attr,
+      .note = "several chunks" },
     { .in = { TD_RANDN(0, 4), TD_RANDN(4), TD_RANDN(0, 4) }, .attr = &layer_bias_attr, .note = "no rows" },
     TD_CASES_END
 };

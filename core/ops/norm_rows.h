@@ -54,7 +54,8 @@ static void NAME(forward)(const norm *a, const T *x, const T *weight, const T *b
         y[i] = (x[i] - mean) * scale * weight[i];
 }
 
-/* dx = r (g - mean g - n mean(g n)) with n = c r, g = dy weight; RMS norm has no mean g. dweight += dy n, dbias += dy. */
+/* dx = r (g - mean g - n mean(g n)) with n = c r, g = dy weight; RMS norm has no mean g. dweight += dy n,
+ * dbias += dy. */
 static void NAME(backward)(const norm *a, const T *x, const T *weight, const T *dy, T *dx, T *dweight, T *dbias,
                            int64_t count)
 {

@@ -27,6 +27,8 @@ td_tensor td_constant_like(td_tensor x, double value, td_here here);
 td_tensor td_sum_to_as(td_tensor dx, td_tensor x, td_here here);
 /* (count): 0, 1, 2 ... */
 td_tensor td_iota_at(td_context *td, td_dtype dtype, int64_t count, td_here here);
+/* sum w x / sum w over rows and weights of one shape; `name` is the loss's, for errors. */
+td_tensor td_weighted_mean(td_tensor rows, td_tensor weights, const char *name, td_here here);
 /* 0 with probability p, else 1 / (1 - p): the draw that `key` names. */
 td_tensor td_dropout_mask_at(td_context *td, td_dtype dtype, td_shape shape, double p, uint64_t key, td_here here);
 /* x in the shape of `like`, which has as many elements. */

@@ -6,7 +6,8 @@
  * partial      how a sum over ranks passes through: NONE, JOINT (linear in all operands together), EACH (in each)
  * domain       what its tests draw: ANY, POSITIVE, STEP (constant but for jumps: no gradient, none is checked)
  * da, db, dc   the gradient of each operand as operations on a, b, c, y (the result) and dy; K(x) is the constant x,
- *              ZERO no gradient; BELL(x, h, r) is h exp(r x^2), SLOPE(f, x) the row f_slope of x. Gradients of operands that were stretched are summed back to their shape afterwards.
+ *              ZERO no gradient; BELL(x, h, r) is h exp(r x^2), SLOPE(f, x) the row f_slope of x. Gradients of operands
+ *              that were stretched are summed back to their shape afterwards.
  */
 #ifndef TANDEM_CORE_OPS_POINTWISE_TABLE_H
 #define TANDEM_CORE_OPS_POINTWISE_TABLE_H
@@ -44,6 +45,7 @@
     X(sub,        2, JOINT, ANY,      a - b,                        dy, NEG(dy), ZERO) \
     X(mul,        2, EACH,  ANY,      a * b,                        MUL(dy, b), MUL(dy, a), ZERO) \
     X(div,        2, NONE,  POSITIVE, a / b,                        DIV(dy, b), NEG(DIV(MUL(dy, y), b)), ZERO) \
+    X(swiglu,     2, NONE,  ANY,      silu(a) * b,                  MUL(MUL(dy, b), SLOPE(silu, a)), MUL(dy, td_silu_at(a, here)), ZERO) \
     X(minimum,    2, NONE,  ANY,      a <= b || a != a ? a : b,     MUL(dy, LESS_EQUAL(a, b)), MUL(dy, LESS(b, a)), ZERO) \
     X(maximum,    2, NONE,  ANY,      a >= b || a != a ? a : b,     MUL(dy, LESS_EQUAL(b, a)), MUL(dy, LESS(a, b)), ZERO) \
     X(pow,        2, NONE,  POSITIVE, pow(a, b),                    MUL(dy, MUL(b, POW(a, SUB(b, K(1))))), MUL(dy, MUL(y, LOG(a))), ZERO) \

@@ -1,7 +1,7 @@
 /* Rows of a sharded operand: which of them exist, for kernels that sum over rows.
  *
- * Local sizes are ceil-chunks, equal on all ranks; past an uneven end a rank holds rows that are not of the value and whose
- * memory may hold anything. A sum over ranks must leave them out.
+ * Local sizes are ceil-chunks, equal on all ranks; past an uneven end a rank holds rows that are not of the value, and
+ * whose memory may hold anything. A sum over ranks must leave them out.
  */
 #ifndef TANDEM_CORE_OPS_SHARD_H
 #define TANDEM_CORE_OPS_SHARD_H

@@ -28,6 +28,7 @@ static void windows_close(data_set *set)
     td_free(w->set.td, w, sizeof *w, "data");
 }
 
+/* With --steps crops do not come again; else an epoch has as many as would cover the text. */
 data_set *gpt_text(run_loop *run, const char *split)
 {
     td_context *td = run_context(run);
@@ -42,7 +43,7 @@ data_set *gpt_text(run_loop *run, const char *split)
     if (w->ids)
         w->windows = data_windows(td, w->ids, &(data_windows_options){
             .context = size.context, .part = train ? DATA_TRAIN : DATA_VALIDATION, .consecutive = !train, .seed = td_seed(td),
-            .count = train ? data_ids_count(w->ids) * 9 / 10 / size.context + 1 : 0 });
+            .count = train && !run_flag_text(run, "steps") ? data_ids_count(w->ids) * 9 / 10 / size.context + 1 : 0 });
     if (w->windows) {
         w->set = *w->windows;
         w->set.self = w;

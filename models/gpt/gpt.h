@@ -14,9 +14,10 @@ typedef struct gpt_size {
     int64_t vocabulary;           /* 0: the data's */
     bool has_bias, tanh_gelu;
     double dropout;
+    bool recompute;               /* blocks are computed again in the backward, which takes less memory */
 } gpt_size;
 
-/* The size that --size names, with what --layers --heads --width --context --dropout change; false after an error. */
+/* The size that --size names, with what --layers --heads --width --context --dropout --recompute change; false after an error. */
 bool gpt_size_of(run_loop *run, gpt_size *out);
 
 typedef struct gpt_block {

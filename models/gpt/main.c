@@ -10,10 +10,10 @@
 
 static const gpt_size sizes[] = {
     { .name = "10m", .layers = 6, .heads = 6, .width = 384, .context = 256, .dropout = 0.2 },
-    { "124m", 12, 12, 768, 1024, 50304, true, true, 0 },
-    { "355m", 24, 16, 1024, 1024, 50304, true, true, 0 },
-    { "774m", 36, 20, 1280, 1024, 50304, true, true, 0 },
-    { "1558m", 48, 25, 1600, 1024, 50304, true, true, 0 },
+    { "124m", 12, 12, 768, 1024, 50304, true, true, 0, false },
+    { "355m", 24, 16, 1024, 1024, 50304, true, true, 0, false },
+    { "774m", 36, 20, 1280, 1024, 50304, true, true, 0, false },
+    { "1558m", 48, 25, 1600, 1024, 50304, true, true, 0, false },
 };
 
 bool gpt_size_of(run_loop *run, gpt_size *out)
@@ -27,6 +27,7 @@ bool gpt_size_of(run_loop *run, gpt_size *out)
     for (int f = 0; f < 4; f++)
         if (run_flag_text(run, flags[f])) *numbers[f] = run_flag_whole(run, flags[f]);
     if (run_flag_text(run, "dropout")) out->dropout = run_flag_number(run, "dropout");
+    out->recompute = run_flag_on(run, "recompute");
     if (out->width % out->heads)
         td_fail(run_context(run), TD_ERROR_USAGE, "--width %lld cannot be divided among --heads %lld", (long long)out->width, (long long)out->heads);
     return td_error(run_context(run)) == TD_OK;
@@ -73,6 +74,7 @@ static const run_flag gpt_flags[] = {
     { .name = "width", .kind = RUN_COUNT, .most = 1 << 20, .help = "of the residual (that of --size)" },
     { .name = "context", .kind = RUN_COUNT, .most = 1 << 24, .help = "tokens of a window (those of --size)" },
     { .name = "dropout", .kind = RUN_FRACTION, .help = "of embedding, attention and residual (that of --size)" },
+    { .name = "recompute", .kind = RUN_SWITCH, .standard = "false", .help = "blocks again in the backward: less memory, more time" },
     { .name = "optimizer", .kind = RUN_CHOICE, .choices = "sgd|adam|adamw", .standard = "adamw", .help = "rule of the update" },
     { .name = "decay", .kind = RUN_AMOUNT, .standard = "0.1", .help = "weight decay" },
     { .name = "decay-rank", .kind = RUN_WHOLE, .standard = "2", .help = "least dimensions of what decays" },

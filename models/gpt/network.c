@@ -77,13 +77,16 @@ static td_tensor feed_forward(const gpt_block *b, const gpt_size *s, td_tensor x
 
 td_tensor gpt_logits(const gpt *g, td_tensor ids)
 {
+    td_context *td = td_module_context(g->at);
     td_shape shape = td_shape_at(ids); /* (B, T) */
     td_tensor positions = td_slice(td_use(g->wpe.weight), 0, 0, shape.dim[1]); /* (T, C) */
     td_tensor x = td_add(nn_embedding_apply(&g->wte, ids), positions);
     x = nn_dropout_apply(&g->drop, x);
     for (int64_t l = 0; l < g->size.layers; l++) {
+        if (g->size.recompute) td_recompute_begin(td);
         x = td_add(x, attend(&g->h[l], &g->size, nn_norm_apply(&g->h[l].ln_1, x)));
         x = td_add(x, feed_forward(&g->h[l], &g->size, nn_norm_apply(&g->h[l].ln_2, x)));
+        if (g->size.recompute) td_recompute_end(td);
     }
     return td_matmul_with(nn_norm_apply(&g->ln_f, x), td_use(g->wte.weight), 0, 1);
 }
