@@ -255,7 +255,7 @@ TD_API bool td_step(td_context *td);
 /* Plans what is recorded, for td_last_report, and drops it: nothing runs. False and an error on failure. */
 TD_API bool td_plan(td_context *td);
 
-TD_API td_shape td_shape_at(td_tensor t);                 /* of a live handle; rank 0 for a failed one */
+TD_API td_shape td_shape_at(td_tensor t);                 /* of a live handle or a kept one; rank 0 for any other */
 TD_API td_dtype td_dtype_at(td_tensor t);
 TD_API bool td_failed(td_tensor t);
 

@@ -260,6 +260,7 @@ void td_plan_free(td_context *td, td_planned *plan);
 bool td_plan_run(td_context *td, td_planned *plan);
 
 /* ---- Step (step.c) */
+const td_plan_output *td_kept_output(td_tensor t);        /* of the last step; NULL: t is no such handle */
 void td_compute_now(td_tensor t);                         /* eager: a value of the recording, checked for NaN */
 void td_step_close(td_context *td);
 

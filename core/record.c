@@ -155,11 +155,15 @@ void td_recompute_end(td_context *td)
 td_shape td_shape_at(td_tensor t)
 {
     const td_program *p = t.td ? t.td->program : NULL;
-    return p && t.generation == p->generation && t.id < p->value_count ? p->values[t.id].shape : (td_shape){ 0 };
+    if (p && t.generation == p->generation && t.id < p->value_count) return p->values[t.id].shape;
+    const td_plan_output *kept = td_kept_output(t);
+    return kept ? kept->shape : (td_shape){ 0 };
 }
 
 td_dtype td_dtype_at(td_tensor t)
 {
     const td_program *p = t.td ? t.td->program : NULL;
-    return p && t.generation == p->generation && t.id < p->value_count ? (td_dtype)p->values[t.id].dtype : TD_F32;
+    if (p && t.generation == p->generation && t.id < p->value_count) return (td_dtype)p->values[t.id].dtype;
+    const td_plan_output *kept = td_kept_output(t);
+    return kept ? kept->dtype : TD_F32;
 }

@@ -345,6 +345,11 @@ static const td_plan_output *find_output(const td_planned *plan, td_id recorded)
     return NULL;
 }
 
+const td_plan_output *td_kept_output(td_tensor t)
+{
+    return t.td && t.td->last && t.generation == t.td->last_generation ? find_output(t.td->last, t.id) : NULL;
+}
+
 /* Runs the recording up to here for the value of t, without assigning anything. */
 static const td_plan_output *compute_pending(td_context *td, td_tensor t)
 {
@@ -375,7 +380,7 @@ static const td_plan_output *output_of(td_tensor t)
         td_fail(td, TD_ERROR_USAGE, "td_item: gradients have no value of their own; use td_gradient %s", td_location(td, n->module, n->file, n->line));
         return NULL;
     }
-    const td_plan_output *o = td->last && t.generation == td->last_generation ? find_output(td->last, t.id) : NULL;
+    const td_plan_output *o = td_kept_output(t);
     if (o) return o;
     if (t.generation == td->last_generation && td->last)
         td_fail(td, TD_ERROR_USAGE, "td_item: value %u of the last step was not kept; call td_keep on it before td_step", t.id);

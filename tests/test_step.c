@@ -25,6 +25,8 @@ START_TEST(test_a_kept_value_is_read_after_the_step)
     td_keep(y);
     ck_assert(td_step(td));
     ck_assert_double_eq(td_item(y), 12);
+    ck_assert_int_eq(td_dtype_at(y), TD_F64);
+    ck_assert_int_eq(td_shape_at(y).rank, 0);
     td_close(td);
 }
 END_TEST
