@@ -86,7 +86,7 @@ static void reduce_scatter_cpu(const td_kernel *k)
 {
     const td_transport *t = k->run->transport;
     char *from = k->in[0].data;
-    if (attr_of(k)->dim) {
+    if (attr_of(k)->dim && elements(&k->in[0])) {
         parts p = parts_of(k, &k->in[0]);
         for (int r = 0; r < ranks_of(k); r++) copy_part(&p, r, k->in[0].data, (char *)k->workspace + r * p.outer * p.part, false);
         from = k->workspace;
@@ -111,7 +111,7 @@ static void all_gather_cpu(const td_kernel *k)
 {
     const td_transport *t = k->run->transport;
     char *to = attr_of(k)->dim ? k->workspace : k->out[0].data;
-    if (!t->all_gather(t->self, attr_of(k)->axis, k->in[0].data, to, elements(&k->in[0]), k->in[0].dtype) || !attr_of(k)->dim) return;
+    if (!t->all_gather(t->self, attr_of(k)->axis, k->in[0].data, to, elements(&k->in[0]), k->in[0].dtype) || !attr_of(k)->dim || !elements(&k->in[0])) return;
     parts p = parts_of(k, &k->out[0]);
     for (int r = 0; r < ranks_of(k); r++) copy_part(&p, r, k->out[0].data, to + r * p.outer * p.part, true);
 }

@@ -159,7 +159,7 @@ static bool norm_prepare(td_context *td, const td_kernel *k, td_preparation *out
 
 static float *room_of(const norm_work *w, int64_t part, int room)
 {
-    return (float *)w->rooms + (part * ROOMS + room) * w->columns;
+    return w->rooms ? (float *)w->rooms + (part * ROOMS + room) * w->columns : NULL; /* rows that are wide already need none */
 }
 
 static void forward_part(void *user, int64_t part, int64_t end)
