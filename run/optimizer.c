@@ -10,7 +10,7 @@ opt_optimizer *run_optimizer(run_loop *run, td_module root)
     double decay = run_flag_number(run, "decay"), clip = run_flag_number(run, "clip");
     if (kind && strcmp(kind, "sgd")) run_check_effect(run, "momentum", "optimizer", "sgd");
     bool track = run->flags.command == RUN_TRAIN; /* for metrics.jsonl */
-    opt_group matrices = { .min_rank = (int)run_flag_whole(run, "decay-rank"), .decay = decay }; /* only these decay */
+    opt_group matrices = { .min_rank = (int)run_flag_whole(run, "decay-dims"), .decay = decay }; /* only these decay */
     int groups = matrices.min_rank > 0;
     if (groups) decay = 0;
     opt_adam_options adam = { .beta2 = run_flag_number(run, "beta2"), .decay = decay, .max_norm = clip, .track_norm = track,

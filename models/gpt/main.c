@@ -77,7 +77,7 @@ static const run_flag gpt_flags[] = {
     { .name = "recompute", .kind = RUN_SWITCH, .standard = "false", .help = "blocks again in the backward: less memory, more time" },
     { .name = "optimizer", .kind = RUN_CHOICE, .choices = "sgd|adam|adamw", .standard = "adamw", .help = "rule of the update" },
     { .name = "decay", .kind = RUN_AMOUNT, .standard = "0.1", .help = "weight decay" },
-    { .name = "decay-rank", .kind = RUN_WHOLE, .standard = "2", .help = "least dimensions of what decays" },
+    { .name = "decay-dims", .kind = RUN_WHOLE, .standard = "2", .help = "least dimensions of what decays" },
     { .name = "beta2", .kind = RUN_FRACTION, .standard = "0.99", .help = "of adam and adamw" },
     { .name = "momentum", .kind = RUN_FRACTION, .standard = "0.9", .help = "of sgd" },
     { .name = "clip", .kind = RUN_AMOUNT, .standard = "1", .help = "largest norm of the gradient; 0: any" },
