@@ -81,6 +81,7 @@ static bool check_outputs(const td_call *call)
     for (int k = 0; k < call->outputs; k++) {
         char text[TD_SHAPE_TEXT];
         if (td_shape_possible(call->out[k].shape, (td_dtype)call->out[k].dtype)) continue;
+        if (call->out[k].shape.rank < 0) return td_call_fail(call, "has more than %d dimensions", TD_MAX_DIMS);
         return td_call_fail(call, "a value of shape %s cannot be", td_shape_text(call->out[k].shape, text));
     }
     return true;

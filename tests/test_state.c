@@ -242,6 +242,12 @@ START_TEST(test_what_cannot_be_is_refused)
     td_fill(t.td, TD_F64, TD_SHAPE(INT64_C(1) << 40, INT64_C(1) << 40), 1);
     ck_assert_str_has(td_error_text(t.td), "cannot be");
     td_clear_error(t.td);
+    td_fill(t.td, TD_F64, TD_SHAPE(1, 1, 1, 1, 1, 1, 1), 1);
+    ck_assert_str_has(td_error_text(t.td), "fill: has more than 6 dimensions");
+    td_clear_error(t.td);
+    td_uniform(t.td, TD_SHAPE(2, -1));
+    ck_assert_str_has(td_error_text(t.td), "uniform: a value of shape (2, -1) cannot be");
+    td_clear_error(t.td);
     ck_assert(!td_state_read(t.a, INT64_MAX, 2, x));
     td_clear_error(t.td);
     td_buffer(td_root(t.td), "half", TD_BF16, TD_SHAPE(2), td_init_constant(1));

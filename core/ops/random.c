@@ -20,13 +20,6 @@ enum { BLOCK = 512, TASK_ELEMENTS = 16 << 10 };
 static bool draw_shape(td_call *call)
 {
     const td_draw_attr *attr = call->attr;
-    if (attr->shape.rank < 0)
-        return td_call_fail(call, "has more than %d dimensions", TD_MAX_DIMS);
-    for (int i = 0; i < attr->shape.rank; i++) {
-        char text[TD_SHAPE_TEXT];
-        if (attr->shape.dim[i] < 0)
-            return td_call_fail(call, "shape %s has a negative size", td_shape_text(attr->shape, text));
-    }
     call->out[0].shape = attr->shape;
     call->out[0].dtype = (uint8_t)attr->dtype;
     return true;
