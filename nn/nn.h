@@ -95,6 +95,103 @@ TD_API nn_norm nn_rms_norm_make_at(td_module parent, const char *name, int64_t w
 #define nn_norm_apply(layer, x) nn_norm_apply_at((layer), (x), TD_HERE)
 TD_API td_tensor nn_norm_apply_at(const nn_norm *layer, td_tensor x, td_here here);
 
+/* ---- mlp: x (..., width) -> out(f(in x)) (..., width), or gated: out(f(gate x) * in x) ----------------------- */
+
+typedef enum nn_activation { NN_GELU, NN_GELU_TANH, NN_RELU, NN_SILU } nn_activation;
+
+typedef struct nn_mlp {
+    nn_linear in, gate, out;     /* gate where gated */
+    nn_activation activation;
+    bool gated;
+} nn_mlp;
+
+typedef struct nn_mlp_options {
+    nn_activation activation;    /* f */
+    bool gated;                  /* with NN_SILU: SwiGLU (Shazeer, arXiv:2002.05202) */
+    nn_linear_options in, out;   /* of the products; gate is as in */
+    const char *const *names;    /* of in, out, gate; NULL: "up_proj", "down_proj", "gate_proj" */
+} nn_mlp_options;
+
+/* Errors: a size below 1, a name used twice. */
+#define nn_mlp_make(parent, name, width, hidden) nn_mlp_make_at((parent), (name), (width), (hidden), NULL, TD_HERE)
+#define nn_mlp_make_with(parent, name, width, hidden, ...) \
+    nn_mlp_make_at((parent), (name), (width), (hidden), (__VA_ARGS__), TD_HERE)
+TD_API nn_mlp nn_mlp_make_at(td_module parent, const char *name, int64_t width, int64_t hidden, const nn_mlp_options *options,
+                             td_here here);
+#define nn_mlp_apply(layer, x) nn_mlp_apply_at((layer), (x), TD_HERE)
+TD_API td_tensor nn_mlp_apply_at(const nn_mlp *layer, td_tensor x, td_here here);
+
+/* ---- attention: x (B, T, width) -> out(softmax(q k^T / sqrt(d)) v) (B, T, width) of H heads (Vaswani et al. 2017) - */
+
+typedef struct nn_attention {
+    td_module at;                /* keys the dropout of the probabilities */
+    nn_linear qkv, q, k, v, out; /* qkv where packed, else q, k and v */
+    int64_t heads, kv_heads, head_width;
+    bool packed, rotates;
+    td_attention_options options;
+    td_rotary_options rotary;
+} nn_attention;
+
+typedef struct nn_attention_options {
+    int64_t kv_heads;            /* heads of keys and values, each shared by consecutive heads; 0: as many as heads */
+    int64_t head_width;          /* d; 0: width / heads */
+    bool packed;                 /* q, k and v by one product, in this order along its output */
+    bool full;                   /* a position sees all; else none after itself */
+    int64_t window;              /* it sees only positions at a distance below this; 0: any */
+    double dropout;              /* of the probabilities */
+    const td_rotary_options *rotary; /* q and k are turned by their positions; copied. NULL: not */
+    nn_linear_options in, out;   /* of the products */
+    const char *const *names;    /* of q, k, v, out, or of qkv, out; NULL: "q_proj" ... "out_proj", or "qkv_proj", "out_proj" */
+} nn_attention_options;
+
+/* Errors: a size below 1, heads that do not divide the width (without head_width) or that kv_heads does not divide, a name used twice. */
+#define nn_attention_make(parent, name, width, heads) nn_attention_make_at((parent), (name), (width), (heads), NULL, TD_HERE)
+#define nn_attention_make_with(parent, name, width, heads, ...) \
+    nn_attention_make_at((parent), (name), (width), (heads), (__VA_ARGS__), TD_HERE)
+TD_API nn_attention nn_attention_make_at(td_module parent, const char *name, int64_t width, int64_t heads,
+                                         const nn_attention_options *options, td_here here);
+
+/* Where the rows of x stand among all positions. What is left out: at the beginning, no padding, nothing before x. */
+typedef struct nn_sequence {
+    td_tensor positions;         /* (B) i32: of row 0 of each sequence; row i is at positions[b] + i */
+    td_tensor lengths;           /* (B) i32: keys from there on are padding */
+} nn_sequence;
+
+#define nn_attention_apply(layer, x) nn_attention_apply_at((layer), (x), NULL, TD_HERE)
+/* sequence may be NULL. */
+#define nn_attention_apply_to(layer, x, sequence) nn_attention_apply_at((layer), (x), (sequence), TD_HERE)
+TD_API td_tensor nn_attention_apply_at(const nn_attention *layer, td_tensor x, const nn_sequence *sequence, td_here here);
+/* ---- block: attention, then mlp, each added to the residual x (B, T, width) ---------------------------------- */
+
+typedef struct nn_block {
+    nn_norm norm_1, norm_2;
+    nn_attention attention;
+    nn_mlp mlp;
+    nn_dropout drop_1, drop_2;   /* of what is added */
+    bool post_norm;
+} nn_block;
+
+typedef struct nn_block_options {
+    bool post_norm;              /* x = norm(x + f(x)); else x = x + f(norm(x)) */
+    bool rms;                    /* RMS norm; else layer norm */
+    nn_norm_options norm;
+    double dropout;              /* of what is added to the residual */
+    nn_attention_options attention;
+    nn_mlp_options mlp;
+    const char *const *names;    /* of norm_1, attention, norm_2, mlp; NULL: "norm_1", "attention", "norm_2", "mlp" */
+} nn_block_options;
+
+/* Errors: as its parts. */
+#define nn_block_make(parent, name, width, heads, hidden) \
+    nn_block_make_at((parent), (name), (width), (heads), (hidden), NULL, TD_HERE)
+#define nn_block_make_with(parent, name, width, heads, hidden, ...) \
+    nn_block_make_at((parent), (name), (width), (heads), (hidden), (__VA_ARGS__), TD_HERE)
+TD_API nn_block nn_block_make_at(td_module parent, const char *name, int64_t width, int64_t heads, int64_t hidden,
+                                 const nn_block_options *options, td_here here);
+#define nn_block_apply(layer, x) nn_block_apply_at((layer), (x), NULL, TD_HERE)
+#define nn_block_apply_to(layer, x, sequence) nn_block_apply_at((layer), (x), (sequence), TD_HERE)
+TD_API td_tensor nn_block_apply_at(const nn_block *layer, td_tensor x, const nn_sequence *sequence, td_here here);
+
 #ifdef __cplusplus
 }
 #endif

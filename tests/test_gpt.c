@@ -120,8 +120,32 @@ START_TEST(test_the_10m_size_has_its_parameters)
     gpt_make(&g, td_root(td), (gpt_size){ .layers = 6, .heads = 6, .width = 384, .context = 256, .vocabulary = 65, .dropout = 0.2 });
     ck_assert_no_error(td);
     ck_assert_int_eq(td_parameter_elements(td), 10745088);
-    ck_assert_int_eq(td_parameter_elements(td) - td_shape_elements(td_state_shape(g.wpe.weight)), 10646784);
+    ck_assert_int_eq(td_parameter_elements(td) - td_shape_elements(td_state_shape(g.positions.weight)), 10646784);
     td_close(td);
+}
+END_TEST
+
+/* MODELS: 1,235,814,400 of Llama 3.2 1B, 3,212,749,824 of its 3B, 8,030,261,248 of Llama 3.1 8B; nothing is allocated for them. */
+START_TEST(test_llama_sizes_have_their_parameters)
+{
+    static const struct { gpt_size size; int64_t parameters; } llamas[] = {
+        { { .layers = 16, .heads = 32, .width = 2048, .hidden = 8192 }, 1235814400 },
+        { { .layers = 28, .heads = 24, .width = 3072, .hidden = 8192 }, 3212749824 },
+        { { .layers = 32, .heads = 32, .width = 4096, .hidden = 14336, .untied = true }, 8030261248 },
+    };
+    for (int i = 0; i < 3; i++) {
+        td_context *td = open_cpu(TD_F32);
+        gpt_size size = llamas[i].size;
+        size.form = GPT_LLAMA;
+        size.kv_heads = 8;
+        size.vocabulary = 128256;
+        size.context = 2048;
+        gpt *g = check_alloc(sizeof *g);
+        gpt_make(g, td_root(td), size);
+        ck_assert_no_error(td);
+        ck_assert_int_eq(td_parameter_elements(td), llamas[i].parameters);
+        td_close(td);
+    }
 }
 END_TEST
 
@@ -157,6 +181,17 @@ START_TEST(test_parameters_are_named_as_published)
     check_names(size, without_bias, sizeof without_bias / sizeof *without_bias);
     size.has_bias = true;
     check_names(size, names, sizeof names / sizeof *names);
+    static const char *const llama[] = {
+        "model.embed_tokens.weight",
+        "model.layers.0.input_layernorm.weight", "model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.k_proj.weight",
+        "model.layers.0.self_attn.v_proj.weight", "model.layers.0.self_attn.o_proj.weight",
+        "model.layers.0.post_attention_layernorm.weight", "model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.up_proj.weight",
+        "model.layers.0.mlp.down_proj.weight",
+        "model.norm.weight", "lm_head.weight",
+    };
+    size.form = GPT_LLAMA;
+    size.untied = true;
+    check_names(size, llama, sizeof llama / sizeof *llama);
 }
 END_TEST
 
@@ -179,7 +214,7 @@ static int32_t id_at(int64_t row, int64_t position) { return (int32_t)((row * 7 
 /* One micro-batch, of which this rank has its rows; the step ends with the last. */
 static bool micro_step(const gpt *g, opt_optimizer *opt, const job *j, par_world *world, int rank, int k, double *mean)
 {
-    td_context *td = td_module_context(g->at);
+    td_context *td = td_module_context(g->tokens.at);
     int64_t length = g->size.context, rows = ROWS / j->accumulate, own = rows / par_world_size(world), first = k * rows + rank * own;
     int32_t x[ROWS * 8], y[ROWS * 8];
     for (int64_t r = 0; r < own; r++)
@@ -275,5 +310,5 @@ START_TEST(test_recomputation_gives_the_same_bits_in_less_memory)
 END_TEST
 
 TESTS("gpt", test_loss_logits_and_every_gradient, test_ten_clipped_adamw_updates_that_decay_matrices_only,
-      test_the_10m_size_has_its_parameters, test_parameters_are_named_as_published, test_every_strategy_gives_one_ranks_curve,
-      test_recomputation_gives_the_same_bits_in_less_memory)
+      test_the_10m_size_has_its_parameters, test_llama_sizes_have_their_parameters, test_parameters_are_named_as_published,
+      test_every_strategy_gives_one_ranks_curve, test_recomputation_gives_the_same_bits_in_less_memory)

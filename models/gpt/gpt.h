@@ -5,37 +5,42 @@
 #include <tandem/nn.h>
 #include <tandem/run.h>
 
-enum { GPT_LAYERS = 64 };
+enum { GPT_LAYERS = 128 };
 
-/* A decoder in GPT-2's form. */
+/* How blocks are made and parameters named:
+ *     GPT_2      layer norm, learned positions, one product for q, k and v, a GELU in the mlp; names of the published GPT-2 files
+ *     GPT_LLAMA  RMS norm, rotary positions, heads that share keys, SwiGLU, no biases; names of the published Llama files */
+typedef enum gpt_form { GPT_2, GPT_LLAMA } gpt_form;
+
+/* A decoder. */
 typedef struct gpt_size {
     const char *name;
+    gpt_form form;
     int64_t layers, heads, width, context;
+    int64_t kv_heads;             /* 0: heads */
+    int64_t hidden;               /* of the mlp; 0: 4 width */
     int64_t vocabulary;           /* 0: the data's */
-    bool has_bias, tanh_gelu;
+    bool has_bias, tanh_gelu;     /* of GPT_2 */
+    bool untied;                  /* the head has weights of its own, not those of the tokens */
+    double eps;                   /* of norms; 0: 1e-5 */
+    double theta, rope_factor;    /* of rotary positions: base; stretch of long wavelengths as in Llama 3.1, 0: none */
     double dropout;
     bool recompute;               /* blocks are computed again in the backward, which takes less memory */
 } gpt_size;
 
-/* The size that --size names, with what --layers --heads --width --context --dropout --recompute change; false after an error. */
+/* The size that --size names, with what other flags change; false after an error. */
 bool gpt_size_of(run_loop *run, gpt_size *out);
-
-typedef struct gpt_block {
-    nn_norm ln_1, ln_2;
-    nn_linear c_attn, c_proj, c_fc, mlp_proj;
-    td_module attn;               /* keys the dropout of the attention */
-    nn_dropout attn_drop, mlp_drop;
-} gpt_block;
 
 typedef struct gpt {
     gpt_size size;
-    td_module at;
-    nn_embedding wte, wpe;        /* the head is wte again */
+    nn_embedding tokens, positions; /* positions of GPT_2 only */
     nn_dropout drop;
-    gpt_block h[GPT_LAYERS];
-    nn_norm ln_f;
+    nn_block block[GPT_LAYERS];
+    nn_norm norm;
+    nn_linear head;               /* where untied */
 } gpt;
 
+/* Errors: as the layers'. */
 void gpt_make(gpt *g, td_module root, gpt_size size);
 /* ids (B, T) i32, T at most the context -> logits (B, T, vocabulary) */
 td_tensor gpt_logits(const gpt *g, td_tensor ids);

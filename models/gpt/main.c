@@ -1,4 +1,4 @@
-/* gpt: a decoder-only transformer in GPT-2's form, on the characters of a text.
+/* gpt: a decoder-only transformer in the form of GPT-2 or of Llama, on the characters of a text.
  *
  *     build/bin/gpt train --data text.txt --layers 4 --heads 4 --width 128 --context 64 --dropout 0 --batch 12 --steps 2000 --out OUT
  *     build/bin/gpt plan --size 124m --batch 8 --strategy fsdp --world 8
@@ -7,31 +7,6 @@
 #include <string.h>
 
 #include "models/gpt/gpt.h"
-
-static const gpt_size sizes[] = {
-    { .name = "10m", .layers = 6, .heads = 6, .width = 384, .context = 256, .dropout = 0.2 },
-    { "124m", 12, 12, 768, 1024, 50304, true, true, 0, false },
-    { "355m", 24, 16, 1024, 1024, 50304, true, true, 0, false },
-    { "774m", 36, 20, 1280, 1024, 50304, true, true, 0, false },
-    { "1558m", 48, 25, 1600, 1024, 50304, true, true, 0, false },
-};
-
-bool gpt_size_of(run_loop *run, gpt_size *out)
-{
-    const char *name = run_flag_text(run, "size");
-    size_t i = 0;
-    while (i + 1 < sizeof sizes / sizeof *sizes && name && strcmp(sizes[i].name, name)) i++;
-    *out = sizes[i];
-    int64_t *const numbers[] = { &out->layers, &out->heads, &out->width, &out->context };
-    static const char *const flags[] = { "layers", "heads", "width", "context" };
-    for (int f = 0; f < 4; f++)
-        if (run_flag_text(run, flags[f])) *numbers[f] = run_flag_whole(run, flags[f]);
-    if (run_flag_text(run, "dropout")) out->dropout = run_flag_number(run, "dropout");
-    out->recompute = run_flag_on(run, "recompute");
-    if (out->width % out->heads)
-        td_fail(run_context(run), TD_ERROR_USAGE, "--width %lld cannot be divided among --heads %lld", (long long)out->width, (long long)out->heads);
-    return td_error(run_context(run)) == TD_OK;
-}
 
 static data_set *gpt_data(run_loop *run, const char *split)
 {
@@ -68,10 +43,21 @@ static int gpt_measure(void *model, const data_batch *b, run_metric out[RUN_METR
 }
 
 static const run_flag gpt_flags[] = {
-    { .name = "size", .kind = RUN_CHOICE, .choices = "10m|124m|355m|774m|1558m", .standard = "10m", .help = "a named configuration" },
+    { .name = "size", .kind = RUN_CHOICE, .choices = "10m|124m|355m|774m|1558m|llama1b|llama3b|llama8b", .standard = "10m",
+      .help = "a named configuration" },
+    { .name = "form", .kind = RUN_CHOICE, .choices = "gpt2|llama", .help = "of the blocks (that of --size)" },
     { .name = "layers", .kind = RUN_COUNT, .most = GPT_LAYERS, .help = "blocks (those of --size)" },
     { .name = "heads", .kind = RUN_COUNT, .most = 1 << 12, .help = "of the attention (those of --size)" },
+    { .name = "kv-heads", .kind = RUN_COUNT, .most = 1 << 12, .help = "llama: heads of keys and values (those of --size, or --heads)" },
     { .name = "width", .kind = RUN_COUNT, .most = 1 << 20, .help = "of the residual (that of --size)" },
+    { .name = "hidden", .kind = RUN_COUNT, .most = 1 << 24, .help = "width of the mlp (that of --size, or 4 --width)" },
+    { .name = "vocabulary", .kind = RUN_COUNT, .most = 1 << 24, .help = "tokens the model knows (that of --size, or the data's)" },
+    { .name = "bias", .kind = RUN_CHOICE, .choices = "yes|no", .help = "gpt2: linear layers and norms have one (as --size)" },
+    { .name = "gelu", .kind = RUN_CHOICE, .choices = "erf|tanh", .help = "gpt2: form of the mlp's function (that of --size)" },
+    { .name = "head", .kind = RUN_CHOICE, .choices = "tied|own", .help = "weights of the head: the tokens', or its own (as --size)" },
+    { .name = "eps", .kind = RUN_POSITIVE, .help = "of norms (1e-5)" },
+    { .name = "theta", .kind = RUN_POSITIVE, .help = "llama: base of rotary positions (that of --size, or 10000)" },
+    { .name = "rope-factor", .kind = RUN_AMOUNT, .help = "llama: stretch of long wavelengths; 0: none (that of --size)" },
     { .name = "context", .kind = RUN_COUNT, .most = 1 << 24, .help = "tokens of a window (those of --size)" },
     { .name = "dropout", .kind = RUN_FRACTION, .help = "of embedding, attention and residual (that of --size)" },
     { .name = "recompute", .kind = RUN_SWITCH, .standard = "false", .help = "blocks again in the backward: less memory, more time" },
