@@ -1,4 +1,4 @@
-/* A reference binary: one run_model gives it train, eval, bench and plan. */
+/* A reference binary: one run_model gives it train, eval, bench, plan and what is its own. */
 #include <string.h>
 
 #include "run/loop.h"
@@ -21,22 +21,28 @@ static void print_usage(FILE *to, const run_model *model)
     const char *name = model->defaults.name;
     fprintf(to, "%s\n\nusage: %s COMMAND [flags]\n\n", model->about, name);
     for (int i = 0; i < COMMANDS; i++) fprintf(to, "  %-8s %s\n", commands[i].name, commands[i].help);
+    for (const run_command *c = model->commands; c && c->name; c++) fprintf(to, "  %-8s %s\n", c->name, c->help);
     fprintf(to, "\n'%s COMMAND --help' lists the flags of one.\n", name);
+}
+
+/* The model's state from the last checkpoint. */
+static bool restore(run_loop *run)
+{
+    run_busy(run, true);
+    run_restore *from = run_failed(run) ? NULL : run_restore_open(run, false);
+    bool restored = from && run_restore_states(run, from);
+    if (restored) td_set_updates(run->td, run_restore_step(from));
+    run_restore_close(from);
+    run_busy(run, false);
+    return restored;
 }
 
 static void run_eval(run_loop *run)
 {
-    run_busy(run, true);
-    run_restore *restore = run_failed(run) ? NULL : run_restore_open(run, false);
-    bool restored = restore && run_restore_states(run, restore);
-    run_busy(run, false);
-    if (restored) {
-        td_set_updates(run->td, run_restore_step(restore));
-        if (!run->evaluation.set && !run_failed(run))
-            td_fail(run->td, TD_ERROR_DATA, "there is no data to evaluate on");
-        if (run_evaluate(run)) run_summary(run, "eval", false);
-    }
-    run_restore_close(restore);
+    if (!restore(run)) return;
+    if (!run->evaluation.set && !run_failed(run))
+        td_fail(run->td, TD_ERROR_DATA, "there is no data to evaluate on");
+    if (run_evaluate(run)) run_summary(run, "eval", false);
 }
 
 static void run_train(run_loop *run, const run_model *model, void *object)
@@ -64,16 +70,36 @@ static void *make(run_loop *run, const run_model *model, int command)
     return object;
 }
 
-static int run_command(int argc, char **argv, const run_model *model, int command)
+static void settle(run_loop *run, const run_model *model)
+{
+    if (!run_failed(run) && model->settle) model->settle(run);
+}
+
+static int run_common(int argc, char **argv, const run_model *model, int command)
 {
     unsigned kind = commands[command].command;
     run_loop *run = run_open_command(kind, commands[command].name, &argc, &argv, &model->defaults, model->about);
     if (!run) return run_close(run);
+    settle(run, model);
     void *object = make(run, model, command);
     if (object && kind == RUN_TRAIN) run_train(run, model, object);
     if (object && kind == RUN_EVAL) run_eval(run);
     if (object && kind == RUN_BENCH) run_bench(run, model, object);
     if (object && kind == RUN_PLAN) run_plan(run, model, object);
+    int status = run_close(run);
+    if (object && model->free) model->free(object);
+    return status;
+}
+
+static int run_own(int argc, char **argv, const run_model *model, int index)
+{
+    const run_command *command = &model->commands[index];
+    unsigned kind = (unsigned)RUN_OWN << index | (command->restores ? RUN_RESTORED : 0u);
+    run_loop *run = run_open_command(kind, command->name, &argc, &argv, &model->defaults, model->about);
+    if (!run) return run_close(run);
+    settle(run, model);
+    void *object = command->restores && !run_failed(run) ? model->make(run, td_root(run->td), NULL) : NULL;
+    if (!run_failed(run) && (!command->restores || restore(run))) command->go(run, object);
     int status = run_close(run);
     if (object && model->free) model->free(object);
     return status;
@@ -87,10 +113,12 @@ int run_main(int argc, char **argv, const run_model *model)
         return run_stdout_status(name);
     }
     for (int i = 0; i < COMMANDS; i++)
-        if (!strcmp(command, commands[i].name)) return run_command(argc, argv, model, i);
-    if (*command)
-        fprintf(stderr, "%s: '%.40s' is no command: it is train, eval, bench or plan; see '%s --help'\n", name, command,
-                name);
-    else fprintf(stderr, "%s: a command comes first: train, eval, bench or plan; see '%s --help'\n", name, name);
+        if (!strcmp(command, commands[i].name)) return run_common(argc, argv, model, i);
+    for (int i = 0; model->commands && i < RUN_OWN_COMMANDS && model->commands[i].name; i++)
+        if (!strcmp(command, model->commands[i].name)) return run_own(argc, argv, model, i);
+    if (*command) fprintf(stderr, "%s: '%.40s' is no command: it is train, eval, bench, plan", name, command);
+    else fprintf(stderr, "%s: a command comes first: train, eval, bench, plan", name);
+    for (const run_command *c = model->commands; c && c->name; c++) fprintf(stderr, ", %s", c->name);
+    fprintf(stderr, "; see '%s --help'\n", name);
     return 2;
 }

@@ -6,7 +6,7 @@
 
 #include "run/loop.h"
 
-enum { TE = RUN_TRAIN | RUN_EVAL, TB = RUN_TRAIN | RUN_BENCH, TEB = TE | RUN_BENCH, TBP = TB | RUN_PLAN };
+enum { OWN = ((1 << RUN_OWN_COMMANDS) - 1) * RUN_OWN, TE = RUN_TRAIN | RUN_EVAL, TB = RUN_TRAIN | RUN_BENCH, TEB = TE | RUN_BENCH, TBP = TB | RUN_PLAN };
 
 /* Kinds, ranges and defaults of what every binary takes. */
 static const run_flag common_flags[] = {
@@ -43,7 +43,7 @@ static const run_flag common_flags[] = {
       .help = "updates the schedule spans (--steps)" },
     { .name = "seed", .kind = RUN_SEED, .standard = "0",
       .help = "of initial values, order of data and dropout" },
-    { .name = "out", .kind = RUN_TEXT, .commands = TE,
+    { .name = "out", .kind = RUN_TEXT, .commands = TE | OWN,
       .help = "directory for curves, summary and checkpoints" },
     { .name = "resume", .kind = RUN_SWITCH, .standard = "false", .commands = RUN_TRAIN,
       .help = "go on from the last checkpoint in --out" },
@@ -115,7 +115,8 @@ static bool set_defaults(run_loop *run, const run_defaults *d)
 static bool load_saved(run_loop *run)
 {
     run_flags *f = &run->flags;
-    bool wanted = (f->command == RUN_EVAL || run_flags_on(f, "resume")) && !run_flags_on(f, "help");
+    bool restores = f->command & (RUN_EVAL | RUN_RESTORED);
+    bool wanted = (restores || run_flags_on(f, "resume")) && !run_flags_on(f, "help");
     const char *out = run_flags_text(f, "out");
     char path[RUN_PATH];
     if (!wanted || !out) return true;
@@ -180,8 +181,8 @@ static void check_settings(run_loop *run)
     const run_flags *f = &run->flags;
     if (run_flags_on(f, "resume") && !*run->out)
         run_fail_usage(run, "--resume needs --out DIR: the directory of the run to go on with");
-    if (f->command == RUN_EVAL && !*run->out)
-        run_fail_usage(run, "eval needs --out DIR: the directory of a trained model");
+    if (f->command & (RUN_EVAL | RUN_RESTORED) && !*run->out)
+        run_fail_usage(run, "%s needs --out DIR: the directory of a trained model", strrchr(run->program, ' ') + 1);
     if (run_flags_source(f, "save-every") == RUN_GIVEN && !*run->out)
         run_fail_usage(run, "--save-every needs --out DIR: without it nothing is saved");
     if (strcmp(run->strategy, "fsdp")) run_check_effect(run, "units", "strategy", "fsdp");
@@ -198,7 +199,7 @@ static void resolve(run_loop *run)
     bool planning = f->command == RUN_PLAN;
     run->ranks = (int)run_flags_whole(f, planning ? "world" : "ranks");
     run->batch = run_flags_whole(f, "batch");
-    run->accumulate = f->command == RUN_EVAL ? 1 : run_flags_whole(f, "accumulate");
+    run->accumulate = f->command & (RUN_TRAIN | RUN_BENCH | RUN_PLAN) ? run_flags_whole(f, "accumulate") : 1;
     run->save_every = run_flags_whole(f, "save-every");
     run->log_every = run_flags_whole(f, "log-every");
     run->eval_every = run_flags_whole(f, "eval-every");
@@ -316,6 +317,14 @@ const char *run_flag_text(run_loop *run, const char *flag) { return run ? run_fl
 int64_t run_flag_whole(run_loop *run, const char *flag) { return run ? run_flags_whole(&run->flags, flag) : 0; }
 double run_flag_number(run_loop *run, const char *flag) { return run ? run_flags_number(&run->flags, flag) : 0; }
 bool run_flag_on(run_loop *run, const char *flag) { return run && run_flags_on(&run->flags, flag); }
+
+bool run_flag_default(run_loop *run, const char *flag, const char *text)
+{
+    if (!run || run_failed(run)) return false;
+    if (run_flags_source(&run->flags, flag) > RUN_DEFAULT || run_flags_set(&run->flags, flag, text, RUN_DEFAULT)) return true;
+    run_fail_usage(run, "%.500s", run->flags.error);
+    return false;
+}
 
 int run_flag_counts(run_loop *run, const char *flag, int64_t *out, int room)
 {

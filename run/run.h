@@ -42,7 +42,8 @@ typedef enum run_flag_kind {
     RUN_FRACTION,                 /* a number in [0, 1) */
 } run_flag_kind;
 
-enum { RUN_TRAIN = 1, RUN_EVAL = 2, RUN_BENCH = 4, RUN_PLAN = 8 };
+/* RUN_RESTORED: those commands of a model's own that start from a checkpoint of --out. The i-th of its own is RUN_OWN << i. */
+enum { RUN_TRAIN = 1, RUN_EVAL = 2, RUN_BENCH = 4, RUN_PLAN = 8, RUN_RESTORED = 128, RUN_OWN = 256, RUN_OWN_COMMANDS = 16 };
 
 /* One flag; a table of them ends with a NULL name. */
 typedef struct run_flag {
@@ -84,6 +85,9 @@ TD_API bool run_flag_on(run_loop *run, const char *flag);
 /* The numbers of a RUN_COUNTS flag, at most `room`; returns how many there are. */
 TD_API int run_flag_counts(run_loop *run, const char *flag, int64_t *out, int room);
 
+/* For a value that follows from others: sets it unless one was given, be it in a file. false after an error. */
+TD_API bool run_flag_default(run_loop *run, const char *flag, const char *text);
+
 /* Trains on `set`, which the run owns from now on (NULL after an error of its constructor). */
 TD_API void run_train_on(run_loop *run, data_set *set);
 /* The next micro-batch. False at the end of the data or of --steps, after a signal (SIGINT, SIGTERM: the update in
@@ -124,6 +128,14 @@ TD_API opt_optimizer *run_optimizer(run_loop *run, td_module root);
 
 /* ---- Reference binaries ---------------------------------------------------------------------------------- */
 
+/* A subcommand of the model's own, beside train, eval, bench and plan. */
+typedef struct run_command {
+    const char *name;
+    const char *help;             /* one line */
+    bool restores;                /* flags come from --out as for eval, and the model is made (of no data set) and filled from the last checkpoint */
+    void (*go)(run_loop *run, void *model); /* model: NULL unless it restores. Errors are the context's */
+} run_command;
+
 typedef struct run_model {
     const char *about;            /* one line for --help */
     run_defaults defaults;
@@ -131,13 +143,15 @@ typedef struct run_model {
      * error: there is no such split. The run owns it. */
     data_set *(*data)(run_loop *run, const char *split);
     /* Makes the model for data of this form. NULL after an error. */
-    void *(*make)(run_loop *run, td_module root, const data_set *set);
+    void *(*make)(run_loop *run, td_module root, const data_set *set); /* set: NULL for a command of the model's own */
     void (*free)(void *model);    /* NULL is never passed */
     td_tensor (*loss)(void *model, const data_batch *b);
     run_measure measure;
+    void (*settle)(run_loop *run); /* gives flags that follow from others their values (run_flag_default); NULL: none do */
+    const run_command *commands;  /* ends with a NULL name; NULL: none */
 } run_model;
 
-/* The whole program: subcommands train, eval, bench, plan. Returns the exit status. */
+/* The whole program: subcommands train, eval, bench, plan and the model's own. Returns the exit status. */
 TD_API int run_main(int argc, char **argv, const run_model *model);
 
 #ifdef __cplusplus
