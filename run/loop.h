@@ -64,6 +64,7 @@ struct run_loop {
     int64_t save_every, log_every, eval_every;
     char out[RUN_PATH];           /* "": nothing is written */
 
+    const run_model *model;       /* of a reference binary; NULL: a program of one's own */
     data_set *train;
     data_loader *loader;
     run_evaluation evaluation;

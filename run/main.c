@@ -72,6 +72,7 @@ static void *make(run_loop *run, const run_model *model, int command)
 
 static void settle(run_loop *run, const run_model *model)
 {
+    run->model = model;
     if (!run_failed(run) && model->settle) model->settle(run);
 }
 

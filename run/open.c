@@ -326,6 +326,16 @@ bool run_flag_default(run_loop *run, const char *flag, const char *text)
     return false;
 }
 
+bool run_flag_given(run_loop *run, const char *flag)
+{
+    return run && run_flags_text(&run->flags, flag) && run_flags_source(&run->flags, flag) >= RUN_CONFIG;
+}
+
+bool run_restores(run_loop *run)
+{
+    return run && (run->flags.command & (RUN_EVAL | RUN_RESTORED) || run_flags_on(&run->flags, "resume"));
+}
+
 int run_flag_counts(run_loop *run, const char *flag, int64_t *out, int room)
 {
     const char *at = run_flag_text(run, flag);

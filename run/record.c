@@ -2,6 +2,7 @@
  *
  *     config.json     the flags as they came out
  *     metrics.jsonl   one object a logged update, with "eval" where there was one; flushed line by line
+ *     model/          what the model's program puts there
  *     previous-N/     all files of an earlier run that was in OUT
  *
  * Nothing that is in OUT is touched before the first update has been done.
@@ -73,8 +74,8 @@ static bool cut_lines(run_loop *run, const char *path, int64_t step)
 
 /* ---- An earlier run in OUT */
 
-static const char *const files_of_a_run[] = { "checkpoints",  "config.json", "metrics.jsonl",
-                                              "summary.json", "loss.png",    "loss.gnuplot" };
+static const char *const files_of_a_run[] = { "checkpoints", "config.json", "metrics.jsonl", "summary.json",
+                                              "loss.png",    "loss.gnuplot", "model" };
 enum { FILES_OF_A_RUN = sizeof files_of_a_run / sizeof *files_of_a_run };
 
 /* Makes OUT/previous-N, N the first number that is free. */
@@ -116,13 +117,20 @@ bool run_record_prepare(run_loop *run)
     return false;
 }
 
+static bool record_model(run_loop *run)
+{
+    char dir[RUN_PATH];
+    if (!run->model || !run->model->record) return true;
+    return run_path(run->td, dir, "%s/model", run->out) && run_make_directory(run->td, dir) && run->model->record(run, dir);
+}
+
 static bool open_files(run_loop *run)
 {
     char path[RUN_PATH];
     bool resumed = run_flags_on(&run->flags, "resume");
     if (!run_path(run->td, path, "%s/metrics.jsonl", run->out)) return false;
     if (resumed ? !cut_lines(run, path, run->first_step) : !move_aside(run)) return false;
-    if (!write_config(run)) return false;
+    if (!write_config(run) || (!resumed && !record_model(run))) return false;
     run->metrics = fopen(path, "a");
     if (!run->metrics) td_fail(run->td, TD_ERROR_DATA, "cannot write %s: %s", path, strerror(errno));
     run->line = td_json_begin(run->td);

@@ -88,6 +88,11 @@ TD_API int run_flag_counts(run_loop *run, const char *flag, int64_t *out, int ro
 /* For a value that follows from others: sets it unless one was given, be it in a file. false after an error. */
 TD_API bool run_flag_default(run_loop *run, const char *flag, const char *text);
 
+/* It was given now, on the command line or in --config. */
+TD_API bool run_flag_given(run_loop *run, const char *flag);
+/* The run starts from what is in --out: eval, --resume, commands that restore. */
+TD_API bool run_restores(run_loop *run);
+
 /* Trains on `set`, which the run owns from now on (NULL after an error of its constructor). */
 TD_API void run_train_on(run_loop *run, data_set *set);
 /* The next micro-batch. False at the end of the data or of --steps, after a signal (SIGINT, SIGTERM: the update in
@@ -148,6 +153,9 @@ typedef struct run_model {
     td_tensor (*loss)(void *model, const data_batch *b);
     run_measure measure;
     void (*settle)(run_loop *run); /* gives flags that follow from others their values (run_flag_default); NULL: none do */
+    /* Puts what else belongs to a run of this model into `dir`, a folder made for it in --out, before the first checkpoint; rank 0. NULL:
+     * nothing does. false after an error. */
+    bool (*record)(run_loop *run, const char *dir);
     const run_command *commands;  /* ends with a NULL name; NULL: none */
 } run_model;
 

@@ -1,4 +1,4 @@
-/* The GPT's data: characters of a text, in windows of the context. */
+/* The GPT's data: tokens of a text, in windows of the context. */
 #include <string.h>
 
 #include "models/gpt/gpt.h"
@@ -28,18 +28,41 @@ static void windows_close(data_set *set)
     td_free(w->set.td, w, sizeof *w, "data");
 }
 
+static bool is_token_file(const char *path)
+{
+    size_t length = strlen(path);
+    return length > 4 && !strcmp(path + length - 4, ".bin");
+}
+
+/* The ids of --data; a file of them has two bytes an id where the vocabulary allows. */
+static data_ids *open_ids(run_loop *run, data_tokenizer *tokenizer)
+{
+    td_context *td = run_context(run);
+    const char *path = run_data(run);
+    int64_t vocabulary = data_tokenizer_vocabulary(tokenizer);
+    if (!is_token_file(path)) return data_text(td, path, tokenizer);
+    return data_tokens(td, path, &(data_tokens_options){ .bits = vocabulary > 1 << 16 ? 32 : 16, .vocabulary = vocabulary });
+}
+
+/* A file of tokens says nothing of the characters they are. */
+static bool check_tokens(run_loop *run)
+{
+    if (run_restores(run) || !is_token_file(run_data(run)) || strcmp(run_flag_text(run, "tokenizer"), "characters")) return true;
+    td_fail(run_context(run), TD_ERROR_USAGE, "%.400s is a file of tokens: --tokenizer must name the tokenizer that made them", run_data(run));
+    return false;
+}
+
 /* With --steps crops do not come again; else an epoch has as many as would cover the text. */
 data_set *gpt_text(run_loop *run, const char *split)
 {
     td_context *td = run_context(run);
-    const char *path = run_data(run);
     gpt_size size;
     bool train = !strcmp(split, "train");
-    if (td_error(td) != TD_OK || !gpt_size_of(run, &size)) return NULL;
+    if (td_error(td) != TD_OK || !*run_data(run) || !gpt_size_of(run, &size) || !check_tokens(run)) return NULL;
     gpt_windows *w = td_alloc(td, sizeof *w, "data");
     if (!w) return NULL;
-    *w = (gpt_windows){ .tokenizer = data_tokenizer_characters_of(td, path) };
-    if (w->tokenizer) w->ids = data_text(td, path, w->tokenizer);
+    *w = (gpt_windows){ .tokenizer = gpt_tokenizer(run) };
+    if (w->tokenizer && gpt_vocabulary(run, data_tokenizer_vocabulary(w->tokenizer)) >= 0) w->ids = open_ids(run, w->tokenizer);
     if (w->ids)
         w->windows = data_windows(td, w->ids, &(data_windows_options){
             .context = size.context, .part = train ? DATA_TRAIN : DATA_VALIDATION, .consecutive = !train, .seed = td_seed(td),

@@ -45,7 +45,19 @@ void gpt_make(gpt *g, td_module root, gpt_size size);
 /* ids (B, T) i32, T at most the context -> logits (B, T, vocabulary) */
 td_tensor gpt_logits(const gpt *g, td_tensor ids);
 
-/* Characters of a text file: windows of the size's context, the last tenth kept for testing. NULL after an error. */
+/* ---- Tokens (tokens.c): text to ids. --tokenizer says which; a run keeps its own in OUT/model, from where it is taken again */
+
+/* NULL after an error: what is in OUT and what --tokenizer names differ, say. The caller closes it. */
+data_tokenizer *gpt_tokenizer(run_loop *run);
+/* Writes it to dir, as run_model.record. */
+bool gpt_record(run_loop *run, const char *dir);
+/* How many tokens the model is to know: --vocabulary, the size's, or the tokenizer's; -1 and an error: fewer than the tokenizer has. */
+int64_t gpt_vocabulary(run_loop *run, int64_t tokens);
+
+/* ---- Data (data.c) */
+
+/* The tokens of a text file, or of a file of them (*.bin): windows of the size's context, the last tenth kept for testing. NULL after an
+ * error. */
 data_set *gpt_text(run_loop *run, const char *split);
 /* The same form, made up. */
 data_set *gpt_random(run_loop *run);

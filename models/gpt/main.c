@@ -1,4 +1,4 @@
-/* gpt: a decoder-only transformer in the form of GPT-2 or of Llama, on the characters of a text.
+/* gpt: a decoder-only transformer in the form of GPT-2 or of Llama, on a text.
  *
  *     build/bin/gpt train --data text.txt --layers 4 --heads 4 --width 128 --context 64 --dropout 0 --batch 12 --steps 2000 --out OUT
  *     build/bin/gpt plan --size 124m --batch 8 --strategy fsdp --world 8
@@ -14,11 +14,24 @@ static data_set *gpt_data(run_loop *run, const char *split)
     return !strcmp(split, "random") ? gpt_random(run) : gpt_text(run, split);
 }
 
+/* How many there are in the data, or, without any, in the tokenizer; -1 after an error. */
+static int64_t tokens_of(run_loop *run, const data_set *set)
+{
+    if (set) return set->column[0].classes;
+    data_tokenizer *tokenizer = gpt_tokenizer(run);
+    int64_t tokens = tokenizer ? data_tokenizer_vocabulary(tokenizer) : -1;
+    data_tokenizer_close(tokenizer);
+    return tokens;
+}
+
 static void *make(run_loop *run, td_module root, const data_set *set)
 {
     gpt_size size;
     if (!gpt_size_of(run, &size)) return NULL;
-    if (!size.vocabulary) size.vocabulary = set->column[0].classes;
+    int64_t tokens = tokens_of(run, set);
+    if (tokens < 0) return NULL;
+    size.vocabulary = gpt_vocabulary(run, tokens);
+    if (size.vocabulary < 0) return NULL;
     gpt *g = calloc(1, sizeof *g);
     if (g)
         gpt_make(g, root, size);
@@ -69,6 +82,7 @@ static const run_flag gpt_flags[] = {
     { .name = "eps", .kind = RUN_POSITIVE, .help = "of norms (1e-5)" },
     { .name = "theta", .kind = RUN_POSITIVE, .help = "llama: base of rotary positions (that of --size, or 10000)" },
     { .name = "rope-factor", .kind = RUN_AMOUNT, .help = "llama: stretch of long wavelengths; 0: none (that of --size)" },
+    { .name = "tokenizer", .kind = RUN_TEXT, .standard = "characters", .help = "characters, bytes, or folder or tokenizer.json of a byte-level BPE" },
     { .name = "context", .kind = RUN_COUNT, .most = 1 << 24, .help = "tokens of a window (those of --size)" },
     { .name = "dropout", .kind = RUN_FRACTION, .help = "of embedding, attention and residual (that of --size)" },
     { .name = "recompute", .kind = RUN_SWITCH, .standard = "false", .help = "blocks again in the backward: less memory, more time" },
@@ -83,7 +97,7 @@ static const run_flag gpt_flags[] = {
 };
 
 static const run_model gpt_model = {
-    .about = "gpt: a decoder-only transformer on the characters of a text",
+    .about = "gpt: a decoder-only transformer on a text",
     .defaults = { .name = "gpt", .batch = 64, .epochs = 1, .schedule = "cosine", .flags = gpt_flags },
     .data = gpt_data,
     .make = make,
@@ -91,6 +105,7 @@ static const run_model gpt_model = {
     .loss = gpt_loss,
     .measure = gpt_measure,
     .settle = settle,
+    .record = gpt_record,
 };
 
 int main(int argc, char **argv) { return run_main(argc, argv, &gpt_model); }
