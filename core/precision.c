@@ -34,7 +34,8 @@ static td_dtype dtype_wanted(const precision *p, const td_node *n)
 {
     if (n->op->precision == TD_PRODUCT) return TD_BF16;
     if (n->op == &td_op_gradient) return TD_DTYPES;
-    if (n->op == &td_op_output && p->in->values[p->in->inputs[n->input]].dtype == TD_BF16) return TD_BF16;
+    bool as_recorded = n->op == &td_op_output || n->op == &td_op_assign;
+    if (as_recorded && p->in->values[p->in->inputs[n->input]].dtype == TD_BF16) return TD_BF16;
     if (n->op->flags & (TD_OP_VIRTUAL | TD_OP_EFFECT)) return TD_F32;
     bool wide = false, narrow = false;
     for (uint32_t i = 0; i < n->inputs; i++) {

@@ -9,6 +9,7 @@
  * A unit gets its memory, and its members their initial values, when a plan that reads it first runs.
  */
 #include "core/internal.h"
+#include "core/ops/convert.h"
 #include "core/random.h"
 
 #include <stdio.h>
@@ -42,7 +43,7 @@ static td_state declare(td_context *td, const char *path, const char *name, td_s
         td_fail(td, TD_ERROR_USAGE, "a state of '%s' needs a name", path);
         return failed_state(td);
     }
-    bool possible = td_shape_possible(entry.shape, entry.dtype) && entry.dtype != TD_BF16 && entry.dtype != TD_F16;
+    bool possible = td_shape_possible(entry.shape, entry.dtype) && entry.dtype != TD_F16;
     size_t bytes = strlen(path) + strlen(name) + 2;
     char *full = td_alloc(td, bytes, "host");
     if (!full) return failed_state(td);
@@ -52,7 +53,7 @@ static td_state declare(td_context *td, const char *path, const char *name, td_s
     td_free(td, full, bytes, "host");
     if (!entry.name) return failed_state(td);
     if (!possible)
-        td_fail(td, TD_ERROR_USAGE, "state '%s': %s %s cannot be stored; states are f32, f64, i32, i64 or u8", entry.name, td_dtype_name(entry.dtype),
+        td_fail(td, TD_ERROR_USAGE, "state '%s': %s %s cannot be stored; states are f32, f64, bf16, i32, i64 or u8", entry.name, td_dtype_name(entry.dtype),
                 td_shape_text(entry.shape, shape));
     else if (td_state_named(td, entry.name).id != TD_NONE)
         td_fail(td, TD_ERROR_USAGE, "state '%s' exists already; every state of a module needs its own name", entry.name);
@@ -309,18 +310,6 @@ void td_unit_range(const td_context *td, const td_unit *u, int64_t *begin, int64
 
 /* ---- Memory and initial values */
 
-static void store_value(void *memory, td_dtype dtype, int64_t index, double value)
-{
-    switch (dtype) {
-    case TD_F64: ((double *)memory)[index] = value; break;
-    case TD_I32: ((int32_t *)memory)[index] = (int32_t)value; break;
-    case TD_I64: ((int64_t *)memory)[index] = (int64_t)value; break;
-    case TD_U8:  ((uint8_t *)memory)[index] = (uint8_t)value; break;
-    case TD_F32: ((float *)memory)[index] = (float)value; break;
-    case TD_BF16: case TD_F16: case TD_DTYPES: break; /* refused when declared */
-    }
-}
-
 /* Calls for the part of member m that lies in [begin, end) of the unit: first element of the member, and how many. */
 static int64_t overlap(const td_unit_member *m, int64_t begin, int64_t end, int64_t *first)
 {
@@ -342,11 +331,11 @@ static void initialise_range(const td_context *td, const td_state_entry *s, int6
         if (s->init.kind == TD_INIT_UNIFORM) td_random_uniform(r, (uint64_t)(first + done), n, drawn);
         if (s->init.kind == TD_INIT_NORMAL) td_random_normal(r, (uint64_t)(first + done), n, drawn);
         for (int64_t i = 0; i < n; i++) {
-            double value = s->init.kind == TD_INIT_CONSTANT  ? s->init.a
-                           : s->init.kind == TD_INIT_UNIFORM ? s->init.a + (s->init.b - s->init.a) * drawn[i]
-                                                             : s->init.a + s->init.b * drawn[i];
-            store_value(memory, s->dtype, at + done + i, value);
+            drawn[i] = s->init.kind == TD_INIT_CONSTANT  ? s->init.a
+                       : s->init.kind == TD_INIT_UNIFORM ? s->init.a + (s->init.b - s->init.a) * drawn[i]
+                                                         : s->init.a + s->init.b * drawn[i];
         }
+        td_store_f64((char *)memory + (at + done) * td_dtype_size(s->dtype), s->dtype, drawn, n);
     }
 }
 

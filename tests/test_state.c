@@ -250,8 +250,8 @@ START_TEST(test_what_cannot_be_is_refused)
     td_clear_error(t.td);
     ck_assert(!td_state_read(t.a, INT64_MAX, 2, x));
     td_clear_error(t.td);
-    td_buffer(td_root(t.td), "half", TD_BF16, TD_SHAPE(2), td_init_constant(1));
-    ck_assert_str_has(td_error_text(t.td), "states are f32, f64, i32, i64 or u8");
+    td_buffer(td_root(t.td), "half", TD_F16, TD_SHAPE(2), td_init_constant(1));
+    ck_assert_str_has(td_error_text(t.td), "states are f32, f64, bf16, i32, i64 or u8");
     td_clear_error(t.td);
     td_assign_if(t.a, td_use(t.b), td_input(t.td, "when", TD_I32, (td_shape){ 0 }, x));
     ck_assert_str_has(td_error_text(t.td), "must be a scalar of the value's dtype");
