@@ -296,7 +296,7 @@ typedef struct td_unit_member {
 typedef struct td_unit {
     td_state_kind kind;
     td_dtype dtype;
-    int64_t elements;                         /* padded, a multiple of the ranks that may share it */
+    int64_t elements;                         /* of a unit that trains padded, a multiple of the ranks that may share it */
     td_placement place;                       /* of the stored value; sharded along dimension 0 or replicated */
     td_unit_member *members;
     int32_t member_count;

@@ -189,7 +189,8 @@ static bool append_member(td_context *td, uint32_t unit, uint32_t state)
     int64_t end = u->member_count ? u->members[u->member_count - 1].offset + u->members[u->member_count - 1].elements : 0;
     if (!add_member(td, unit, state, padded(end, TD_UNIT_ALIGN))) return false;
     const td_unit_member *last = &td->units[unit].members[td->units[unit].member_count - 1];
-    td->units[unit].elements = padded(last->offset + last->elements, unit_multiple(td));
+    end = last->offset + last->elements;
+    td->units[unit].elements = td->units[unit].trains ? padded(end, unit_multiple(td)) : end; /* what no ranks share needs no gaps */
     return true;
 }
 
