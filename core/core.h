@@ -387,6 +387,16 @@ TD_API td_tensor td_pad_at(td_tensor x, int axis, int64_t before, int64_t after,
 TD_API td_tensor td_stack_at(const td_tensor *parts, int count, int axis, td_here here);
 TD_API bool td_split_at(td_tensor x, int axis, int count, td_tensor *out, td_here here);
 TD_API td_tensor td_tril_at(td_tensor x, int64_t diagonal, td_here here);
+/* Slices whose place is a value of the program, as of caches. x (B, ...) of any dtype; axis is not the first; at (B) i32. Both fail
+ * where more than the size of the dimension is asked for.
+ *     td_slice_write  x with [at[b], at[b] + n) of the axis in row b replaced by row b of value: x's shape but for n along the axis.
+ *                     What would lie outside of x is not written; an index below 0 does not count from the end. Where nobody
+ *                     reads x afterwards only the slice is moved: td_assign(cache, td_slice_write(td_use(cache), 2, at, value)).
+ *     td_slice_read   the n elements of the axis from at[b] on, 0 where they lie outside of x */
+#define td_slice_write(x, axis, at, value) td_slice_write_at((x), (axis), (at), (value), TD_HERE)
+#define td_slice_read(x, axis, at, n) td_slice_read_at((x), (axis), (at), (n), TD_HERE)
+TD_API td_tensor td_slice_write_at(td_tensor x, int axis, td_tensor at, td_tensor value, td_here here);
+TD_API td_tensor td_slice_read_at(td_tensor x, int axis, td_tensor at, int64_t n, td_here here);
 
 /* (..., m, k) x (..., k, n) -> (..., m, n); leading dimensions are equal, or b has only two. */
 #define td_matmul(a, b) td_matmul_at((a), (b), 0, 0, TD_HERE)

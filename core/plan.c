@@ -300,6 +300,15 @@ static td_arg arg_of(const planner *pl, td_id v)
                      .dtype = (td_dtype)value->dtype };
 }
 
+static bool is_in_place(const planner *pl, const td_node *n)
+{
+    if (!(n->op->flags & TD_OP_INPLACE) || (n->op->flags & TD_OP_POINTWISE) || !n->outputs) return false;
+    uint32_t paired = (uint32_t)paired_input(n, 0);
+    if (paired >= n->inputs) return false;
+    storage in = storage_of(pl, pl->p->inputs[n->input + paired]), out = storage_of(pl, n->output);
+    return in.block == out.block && in.offset == out.offset;
+}
+
 /* Adds a call of op for node `index`; in and out are values, which are where they were planned, or where `from` and `to` say. */
 static bool add_task(planner *pl, const td_op *op, uint32_t index, const td_id *in, uint32_t inputs, const td_id *out, uint32_t outputs,
                      storage from, storage to)
@@ -320,7 +329,7 @@ static bool add_task(planner *pl, const td_op *op, uint32_t index, const td_id *
     *task = (td_task){ .run = op->cpu, .node = index,
                        .kernel = { .op = op, .attr = own ? td_node_attr(pl->p, n) : NULL, .attr_bytes = own ? n->attr_bytes : 0,
                                    .inputs = (int)inputs, .outputs = (int)outputs, .in = args, .out = args + inputs, .run = &td->run,
-                                   .phase = n->phase } };
+                                   .phase = n->phase, .in_place = own && is_in_place(pl, n) } };
     td_preparation prepared = { 0 };
     if (op->prepare && !op->prepare(td, &task->kernel, &prepared)) return false;
     task->kernel.prepared = prepared.prepared;

@@ -221,6 +221,7 @@ typedef struct td_kernel {
     void *prepared;                           /* what `prepare` made */
     const td_run *run;
     uint32_t phase;
+    bool in_place;                            /* output 0 of a TD_OP_INPLACE lies where the input it is paired with does */
 } td_kernel;
 
 /* Made once when a plan is made; data pointers are not yet valid. May make library objects (freed by `release`). */

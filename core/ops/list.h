@@ -19,7 +19,8 @@
     X(embedding) X(embedding_gradient) X(gather) X(scatter_add) \
     X(layer_norm) X(rms_norm) X(norm_gradient) \
     X(logsumexp) X(log_softmax) X(attention) \
-    X(rotary) X(cumsum) X(top_k)
+    X(rotary) X(cumsum) X(top_k) \
+    X(slice_write) X(slice_read)
 
 #define TD_DECLARE_OPERATION(name) extern const td_op td_op_##name;
 TD_OPERATIONS(TD_DECLARE_OPERATION)
