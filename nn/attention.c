@@ -55,6 +55,18 @@ nn_attention nn_attention_make_at(td_module parent, const char *name, int64_t wi
     return a;
 }
 
+nn_cache nn_cache_make(const nn_attention *a, const char *name, int64_t batch, int64_t length)
+{
+    td_module at = td_child(a->at, name);
+    td_context *td = td_module_context(at);
+    td_dtype dtype = td_compute_dtype(td); /* what attention reads: nothing is converted again at each step */
+    td_shape shape = TD_SHAPE(batch, a->kv_heads, length, a->head_width);
+    nn_cache c;
+    c.keys = td_buffer(at, "keys", dtype, shape, td_init_constant(0));
+    c.values = td_buffer(at, "values", dtype, shape, td_init_constant(0));
+    return c;
+}
+
 /* Columns [begin, begin + heads d) of (B, T, ...) as heads: (B, heads, T, d) */
 static td_tensor heads_of(td_tensor x, int64_t begin, int64_t heads, int64_t width, td_here here)
 {
@@ -94,6 +106,16 @@ static void rotate(const nn_attention *a, triple *t, const nn_sequence *s, td_he
     t->k = td_rotary_at(t->k, &rotary, here);
 }
 
+/* x (B, Hkv, T, d) behind what is in the state at its positions; gives all of it: (B, Hkv, length, d) */
+static td_tensor remember(td_state state, td_tensor x, td_tensor positions, td_here here)
+{
+    td_tensor all = td_use_at(state, here);
+    x = td_cast_at(x, td_state_dtype(state), here);
+    all = td_slice_write_at(all, 2, positions, x, here);
+    td_assign_at(state, all, here);
+    return td_use_at(state, here);
+}
+
 td_tensor nn_attention_apply_at(const nn_attention *a, td_tensor x, const nn_sequence *sequence, td_here here)
 {
     static const nn_sequence from_the_start;
@@ -110,7 +132,14 @@ td_tensor nn_attention_apply_at(const nn_attention *a, td_tensor x, const nn_seq
     if (a->rotates) rotate(a, &t, s, here);
     td_attention_options options = a->options;
     options.lengths = s->lengths;
+    if (s->cache) {
+        options.positions = s->positions;
+        t.k = remember(s->cache->keys, t.k, s->positions, here);
+        t.v = remember(s->cache->values, t.v, s->positions, here);
+        t.q = td_cast_at(t.q, td_dtype_at(t.k), here);
+    }
     td_tensor y = td_attention_at(t.q, t.k, t.v, &options, here);
+    y = td_cast_at(y, td_dtype_at(x), here);
     td_leave(a->at);
     y = td_transpose_at(y, 1, 2, here);
     y = td_reshape_at(y, TD_SHAPE(shape.dim[0], shape.dim[1], a->heads * a->head_width), here);

@@ -123,6 +123,11 @@ TD_API td_tensor nn_mlp_apply_at(const nn_mlp *layer, td_tensor x, td_here here)
 
 /* ---- attention: x (B, T, width) -> out(softmax(q k^T / sqrt(d)) v) (B, T, width) of H heads (Vaswani et al. 2017) - */
 
+/* Keys and values of earlier positions, which decoding adds to. */
+typedef struct nn_cache {
+    td_state keys, values;       /* (B, Hkv, length, d) */
+} nn_cache;
+
 typedef struct nn_attention {
     td_module at;                /* keys the dropout of the probabilities */
     nn_linear qkv, q, k, v, out; /* qkv where packed, else q, k and v */
@@ -155,12 +160,17 @@ TD_API nn_attention nn_attention_make_at(td_module parent, const char *name, int
 typedef struct nn_sequence {
     td_tensor positions;         /* (B) i32: of row 0 of each sequence; row i is at positions[b] + i */
     td_tensor lengths;           /* (B) i32: keys from there on are padding */
+    const nn_cache *cache;       /* x's keys and values are written to it at its positions, and all before them are seen; needs positions */
 } nn_sequence;
 
 #define nn_attention_apply(layer, x) nn_attention_apply_at((layer), (x), NULL, TD_HERE)
 /* sequence may be NULL. */
 #define nn_attention_apply_to(layer, x, sequence) nn_attention_apply_at((layer), (x), (sequence), TD_HERE)
 TD_API td_tensor nn_attention_apply_at(const nn_attention *layer, td_tensor x, const nn_sequence *sequence, td_here here);
+/* States NAME.keys and NAME.values of the layer, of `batch` sequences of at most `length` positions, in the dtype of its products. What
+ * is in them at first is never seen. Positions from `length` on are not kept: the caller ends before. */
+TD_API nn_cache nn_cache_make(const nn_attention *layer, const char *name, int64_t batch, int64_t length);
+
 /* ---- block: attention, then mlp, each added to the residual x (B, T, width) ---------------------------------- */
 
 typedef struct nn_block {

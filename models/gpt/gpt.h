@@ -45,6 +45,16 @@ void gpt_make(gpt *g, td_module root, gpt_size size);
 /* ids (B, T) i32, T at most the context -> logits (B, T, vocabulary) */
 td_tensor gpt_logits(const gpt *g, td_tensor ids);
 
+/* Decoding: keys and values of `batch` sequences of at most `length` positions, one cache a block. */
+typedef struct gpt_caches {
+    nn_cache block[GPT_LAYERS];
+} gpt_caches;
+/* States, in the context until it closes. */
+void gpt_caches_make(const gpt *g, gpt_caches *caches, int64_t batch, int64_t length);
+/* The rows of ids (B, T) i32 are at places (B, T) i32, consecutive from positions (B) i32 on, behind what the caches hold; they
+ * are added to them. -> the logits of row `last` (B) i32 of each sequence (B, vocabulary): those behind it are padding. */
+td_tensor gpt_logits_behind(const gpt *g, const gpt_caches *caches, td_tensor ids, td_tensor places, td_tensor positions, td_tensor last);
+
 /* ---- Tokens (tokens.c): text to ids. --tokenizer says which; a run keeps its own in OUT/model, from where it is taken again */
 
 /* NULL after an error: what is in OUT and what --tokenizer names differ, say. The caller closes it. */
@@ -61,5 +71,9 @@ int64_t gpt_vocabulary(run_loop *run, int64_t tokens);
 data_set *gpt_text(run_loop *run, const char *split);
 /* The same form, made up. */
 data_set *gpt_random(run_loop *run);
+
+/* ---- Commands of its own, in this order */
+enum { GPT_SAMPLE = RUN_OWN };
+void gpt_sample(run_loop *run, void *model);     /* sample.c */
 
 #endif

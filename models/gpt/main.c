@@ -93,6 +93,20 @@ static const run_flag gpt_flags[] = {
     { .name = "beta2", .kind = RUN_FRACTION, .standard = "0.99", .help = "of adam and adamw" },
     { .name = "momentum", .kind = RUN_FRACTION, .standard = "0.9", .help = "of sgd" },
     { .name = "clip", .kind = RUN_AMOUNT, .standard = "1", .help = "largest norm of the gradient; 0: any" },
+    { .name = "prompt", .kind = RUN_TEXT, .commands = GPT_SAMPLE, .help = "what the text begins with" },
+    { .name = "prompt-file", .kind = RUN_TEXT, .commands = GPT_SAMPLE, .help = "the same from a file" },
+    { .name = "tokens", .kind = RUN_COUNT, .standard = "200", .most = 1e9, .commands = GPT_SAMPLE, .help = "to add to the prompt" },
+    { .name = "temperature", .kind = RUN_AMOUNT, .standard = "1", .most = 1e3, .commands = GPT_SAMPLE,
+      .help = "logits are divided by it; 0: always the likeliest token" },
+    { .name = "top-k", .kind = RUN_COUNT, .commands = GPT_SAMPLE, .help = "choose among the likeliest so many (all)" },
+    { .name = "top-p", .kind = RUN_POSITIVE, .standard = "1", .most = 1, .commands = GPT_SAMPLE,
+      .help = "choose among the likeliest whose probabilities sum to it" },
+    { .name = "no-cache", .kind = RUN_SWITCH, .standard = "false", .commands = GPT_SAMPLE, .help = "read the whole text again for each token" },
+    { 0 }
+};
+
+static const run_command commands[] = {
+    { "sample", "write on from a prompt", true, gpt_sample },
     { 0 }
 };
 
@@ -106,6 +120,7 @@ static const run_model gpt_model = {
     .measure = gpt_measure,
     .settle = settle,
     .record = gpt_record,
+    .commands = commands,
 };
 
 int main(int argc, char **argv) { return run_main(argc, argv, &gpt_model); }

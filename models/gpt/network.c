@@ -72,11 +72,14 @@ void gpt_make(gpt *g, td_module root, gpt_size size)
         g->head = nn_linear_make_with(root, "lm_head", size.width, size.vocabulary, &(nn_linear_options){ .no_bias = true, .deviation = DEVIATION });
 }
 
-/* ids (B, T) -> (B, T, C) */
-static td_tensor embed(const gpt *g, td_tensor ids)
+/* ids (B, T) -> (B, T, C); rows of learned positions are given where they are not the first T. */
+static td_tensor embed(const gpt *g, td_tensor ids, td_tensor places)
 {
     td_tensor x = nn_embedding_apply(&g->tokens, ids);
-    if (g->size.form == GPT_2) {
+    if (g->size.form == GPT_2 && places.td) {
+        td_tensor rows = nn_embedding_apply(&g->positions, places); /* (B, T, C) */
+        x = td_add(x, rows);
+    } else if (g->size.form == GPT_2) {
         td_tensor rows = td_use(g->positions.weight);
         rows = td_slice(rows, 0, 0, td_shape_at(ids).dim[1]); /* (T, C) */
         x = td_add(x, rows);
@@ -84,14 +87,38 @@ static td_tensor embed(const gpt *g, td_tensor ids)
     return nn_dropout_apply(&g->drop, x);
 }
 
+static td_tensor head(const gpt *g, td_tensor x)
+{
+    x = nn_norm_apply(&g->norm, x);
+    return g->size.untied ? nn_linear_apply(&g->head, x) : td_matmul_with(x, td_use(g->tokens.weight), 0, 1);
+}
+
 td_tensor gpt_logits(const gpt *g, td_tensor ids)
 {
-    td_tensor x = embed(g, ids);
+    td_tensor x = embed(g, ids, TD_NO_TENSOR);
     for (int64_t l = 0; l < g->size.layers; l++) {
         if (g->size.recompute) td_recompute_begin(ids.td);
         x = nn_block_apply(&g->block[l], x);
         if (g->size.recompute) td_recompute_end(ids.td);
     }
-    x = nn_norm_apply(&g->norm, x);
-    return g->size.untied ? nn_linear_apply(&g->head, x) : td_matmul_with(x, td_use(g->tokens.weight), 0, 1);
+    return head(g, x);
+}
+
+void gpt_caches_make(const gpt *g, gpt_caches *caches, int64_t batch, int64_t length)
+{
+    for (int64_t l = 0; l < g->size.layers; l++) caches->block[l] = nn_cache_make(&g->block[l].attention, "cache", batch, length);
+}
+
+td_tensor gpt_logits_behind(const gpt *g, const gpt_caches *caches, td_tensor ids, td_tensor places, td_tensor positions, td_tensor last)
+{
+    nn_sequence sequence = { .positions = positions };
+    td_tensor x = embed(g, ids, places);
+    for (int64_t l = 0; l < g->size.layers; l++) {
+        sequence.cache = &caches->block[l];
+        x = nn_block_apply_to(&g->block[l], x, &sequence);
+    }
+    td_shape shape = td_shape_at(x); /* (B, T, C) */
+    if (shape.dim[1] > 1) x = td_slice_read(x, 1, last, 1);
+    x = td_reshape(x, shape.dim[0], shape.dim[2]);
+    return head(g, x);
 }
