@@ -139,7 +139,7 @@ td_tensor nn_attention_apply_at(const nn_attention *a, td_tensor x, const nn_seq
         t.q = td_cast_at(t.q, td_dtype_at(t.k), here);
     }
     td_tensor y = td_attention_at(t.q, t.k, t.v, &options, here);
-    y = td_cast_at(y, td_dtype_at(x), here);
+    if (s->cache) y = td_cast_at(y, td_dtype_at(x), here);
     td_leave(a->at);
     y = td_transpose_at(y, 1, 2, here);
     y = td_reshape_at(y, TD_SHAPE(shape.dim[0], shape.dim[1], a->heads * a->head_width), here);
