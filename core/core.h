@@ -339,6 +339,18 @@ TD_API td_tensor td_where_at(td_tensor c, td_tensor a, td_tensor b, td_here here
 /* x no less than low and no more than high, which are part of the program; the gradient passes where x is within. */
 #define td_clamp(x, low, high) td_clamp_at((x), (low), (high), TD_HERE)
 TD_API td_tensor td_clamp_at(td_tensor x, double low, double high, td_here here);
+/* A pointwise function from its text, of operands that the text calls a, b, c ...: count of them, from 1 to 26.
+ *
+ *     td_tensor y = td_expression("a * sigmoid(1.702 * b)", 2, ((td_tensor[]){ x, gate }));
+ *
+ * From loose to tight: < <= > >= == !=, which give 1 or 0 | + - | * / | unary - | ^ from the right; parentheses; numbers; pi; every
+ * pointwise operation above by its name without td_, so sqrt(a), minimum(a, b), where(c, a, b); clamp(x, low, high) of any operands.
+ * What is recorded are these operations, so gradients, placement and fusion are theirs. Numbers are part of the program, in the
+ * operands' dtype; those that meet only numbers are computed at once. a ^ 2 and a ^ 3 are products.
+ * Errors name the column, from 1, and the caller's line: what is not understood, nested more than 64 deep, an operand not
+ * given, shapes or dtypes that do not go together, a fraction where the operands are integers. */
+#define td_expression(text, count, inputs) td_expression_at((text), (count), (inputs), TD_HERE)
+TD_API td_tensor td_expression_at(const char *text, int count, const td_tensor *inputs, td_here here);
 /* x * factor; the factor may differ from step to step without a new plan. */
 #define td_scale(x, factor) td_scale_at((x), (factor), TD_HERE)
 TD_API td_tensor td_scale_at(td_tensor x, double factor, td_here here);
