@@ -199,6 +199,8 @@ void td_close(td_context *td)
     while (td->owned) td_disown(td, td->owned + 1);
     for (uint32_t m = 0; m < td->module_count; m++) td_free(td, td->modules[m].path, strlen(td->modules[m].path) + 1, "host");
     td_free(td, td->modules, td->module_room * sizeof *td->modules, "host");
+    for (uint32_t r = 0; r < td->own_gradient_count; r++) td_free(td, td->own_gradients[r].name, strlen(td->own_gradients[r].name) + 1, "host");
+    td_free(td, td->own_gradients, td->own_gradient_room * sizeof *td->own_gradients, "host");
     td_free(td, (void *)td->rules, td->rule_room * sizeof *td->rules, "host");
     td_free(td, td->slots, td->slot_room * sizeof *td->slots, "host");
     td_allocator allocator = td->allocator;

@@ -526,6 +526,46 @@ typedef struct td_top_k_options {
 TD_API td_tensor td_top_k_at(td_tensor x, int64_t k, const td_top_k_options *options, td_here here);
 TD_API td_tensor td_sort_at(td_tensor x, const td_top_k_options *options, td_here here);
 
+/* ---- Gradients of one's own ------------------------------------------------------------------------------- */
+
+/* What a gradient rule sees: handles of the forward's inputs and outputs and of the gradients that arrived. It records
+ * operations and gives each input its gradient with td_gradient_set; an input left out has none. */
+typedef struct td_gradient_call {
+    td_context *td;
+    td_here here;
+    const void *attr;
+    int inputs, outputs;
+    const td_tensor *in, *out;
+    const td_tensor *dout;                    /* id TD_NONE: no gradient arrived for that output */
+    const bool *wanted;                       /* whether anything reads this input's gradient */
+    td_tensor *din;
+} td_gradient_call;
+#define td_gradient_set(g, i, t) ((g)->din[i] = (t))
+
+/* A gradient in place of the one that y's own operations have. */
+typedef struct td_gradient_rule {
+    const char *name;                         /* what it is known by, the same on every rank */
+    void (*gradient)(const td_gradient_call *g);
+} td_gradient_rule;
+enum { TD_GRADIENT_INPUTS = 15, TD_GRADIENT_ATTR_BYTES = 256 };
+
+/* The value of y, whose gradient is what the rule gives the n inputs: nothing reaches them through y itself. So y = sign(x) trained
+ * as if it were x is td_with_gradient(td_sign(x), &x, 1, &straight_through, NULL, 0), with
+ *
+ *     static void straight_through_gradient(const td_gradient_call *g) { td_gradient_set(g, 0, g->dout[0]); }
+ *     static const td_gradient_rule straight_through = { "straight_through", straight_through_gradient };
+ *
+ * The rule sees the inputs as g->in, y as g->out[0], the gradient that arrived as g->dout[0], and attr, attr_bytes of which are copied
+ * into the program and are part of its fingerprint, without padding garbage; NULL: none. What it gives input i has that input's shape.
+ * Values of 16 bits reach it as f32 and what it gives is rounded to them. It is called when a plan is made, once for each gradient that
+ * passes, not in every step. It records operations on what it sees and on td_fill; being recorded they have derivatives too. States,
+ * inputs, scalars (so td_scale), random draws and further gradients belong to the step: make them inputs.
+ * Errors: two rules of one name; y no float; more than TD_GRADIENT_INPUTS or TD_GRADIENT_ATTR_BYTES; when planning: a gradient of
+ * another shape, something recorded that belongs to the step. */
+#define td_with_gradient(y, inputs, n, rule, attr, attr_bytes) td_with_gradient_at((y), (inputs), (n), (rule), (attr), (attr_bytes), TD_HERE)
+TD_API td_tensor td_with_gradient_at(td_tensor y, const td_tensor *inputs, int n, const td_gradient_rule *rule, const void *attr,
+                                     size_t attr_bytes, td_here here);
+
 /* ---- safetensors ------------------------------------------------------------------------------------------ */
 
 /* A file opened for reading; its content is mapped. The whole header is checked before anything is believed. */

@@ -140,13 +140,13 @@ static bool sweep_open(differentiation *d, sweep *s)
 
 static void sweep_close(differentiation *d, sweep *s) { td_free(d->td, s->memory, s->bytes, "program"); }
 
-/* A value is active if it depends on a source. */
+/* A value is active if it depends on a source; one with a rule of its own, if an input of the rule does. */
 static void find_active(differentiation *d, sweep *s)
 {
     for (uint32_t n = 0; n < s->nodes; n++) {
         const td_node *node = &d->out->nodes[n];
         char any = 0;
-        for (uint32_t i = 0; i < node->inputs && !any; i++) any = s->active[d->out->inputs[node->input + i]];
+        for (uint32_t i = node->op == &td_op_with_gradient; i < node->inputs && !any; i++) any = s->active[d->out->inputs[node->input + i]];
         for (uint32_t k = 0; k < node->outputs; k++) {
             uint32_t v = node->output + k;
             s->active[v] = (any || s->source[v]) && td_is_float((td_dtype)d->out->values[v].dtype);

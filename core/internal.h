@@ -40,6 +40,13 @@ typedef struct td_slot {
     float f32;
 } td_slot;
 
+/* A rule of td_with_gradient; nodes name it by its hash. */
+typedef struct td_own_gradient {
+    char *name;
+    uint64_t hash;
+    void (*gradient)(const td_gradient_call *g);
+} td_own_gradient;
+
 typedef struct td_planned td_planned;
 
 /* TD_FOR_VALUE: for the recording's last output alone; stores and the other outputs are left out. */
@@ -63,6 +70,8 @@ struct td_context {
     uint32_t together;                        /* the last number given */
     const td_update_rule **rules;
     uint32_t rule_count, rule_room;
+    td_own_gradient *own_gradients;
+    uint32_t own_gradient_count, own_gradient_room;
 
     td_program recording;
     td_program *program;                      /* what td_record appends to: the recording, or a pass's */
@@ -173,6 +182,9 @@ bool td_unit_allocate(td_context *td, uint32_t unit);     /* memory and initial 
 uint32_t td_accumulator_of(td_context *td, uint32_t unit); /* makes the unit of pending gradients; TD_NONE: failed */
 void td_state_close(td_context *td);
 void td_unit_range(const td_context *td, const td_unit *u, int64_t *begin, int64_t *end); /* elements held here */
+
+/* Input 0, whose gradient is a rule's over the other inputs. */
+extern const td_op td_op_with_gradient;
 
 double td_read_scalar(const td_arg *arg);
 /* A rule's number in the context, the same on all ranks that record the same. */

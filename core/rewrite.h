@@ -138,20 +138,6 @@ enum { TD_CALL_OUTPUTS = 8 };
 /* Reports "softmax: <text>, (<module path>) (<file>:<line>)" and returns false. */
 TD_API bool td_call_fail(const td_call *call, const char *format, ...) TD_PRINTF(2, 3);
 
-/* What a gradient rule sees: handles of the forward's inputs and outputs and of the gradients that arrived. It records
- * operations and gives each input its gradient with td_gradient_set; an input left out has none. */
-typedef struct td_gradient_call {
-    td_context *td;
-    td_here here;
-    const void *attr;
-    int inputs, outputs;
-    const td_tensor *in, *out;
-    const td_tensor *dout;                    /* id TD_NONE: no gradient arrived for that output */
-    const bool *wanted;                       /* whether anything reads this input's gradient */
-    td_tensor *din;
-} td_gradient_call;
-#define td_gradient_set(g, i, t) ((g)->din[i] = (t))
-
 /* How a node's dimensions share labels: a label in an input and an output is kept, one only in inputs is contracted
  * (the output is a sum over it), 0 is blocked: never sharded. Inputs past the last row use the last row. */
 enum { TD_RULE_INPUTS = 4, TD_RULE_OUTPUTS = 2 };

@@ -4,6 +4,7 @@
  *   - nodes with equal operation, attributes and inputs become one (not random draws, not collectives);
  *   - a cast to the dtype a value has vanishes, and so does a widening followed by the way back;
  *   - the product with a constant 1 vanishes;
+ *   - a gradient rule of one's own has had its say: the node that names it is its input 0;
  *   - a product of 16-bit operands whose only reader widens it gives f32 itself: it was accumulated in f32.
  */
 #include "core/internal.h"
@@ -143,6 +144,7 @@ static bool simplify_node(simplification *s, uint32_t index)
     td_node n = s->in->nodes[index];
     td_id instead = without_cast(s, &n);
     if (instead == TD_NONE) instead = without_product(s, &n);
+    if (n.op == &td_op_with_gradient) instead = input_of(s, &n, 0);
     if (instead == TD_NONE) instead = widened_product(s, &n);
     if (instead != TD_NONE) {
         s->map[n.output] = instead;
