@@ -169,6 +169,10 @@ TD_API td_context *td_module_context(td_module m);
 TD_API const char *td_module_name(td_module m);           /* its dotted path, "" for the root; owned by the context */
 TD_API void td_enter(td_module m);                        /* what is recorded until td_leave carries m's path */
 TD_API void td_leave(td_module m);
+/* What products (matmul, linear, attention) recorded in m and below it compute in: TD_F32, so that a router or a head stays exact in a
+ * TD_BF16 context, or TD_BF16 in a TD_F32 context; parameters stay f32. The innermost module that is set decides. Holds for the whole of
+ * the step being recorded and those after it. Errors: another dtype; a TD_F64 context, which computes in f64 throughout. */
+TD_API void td_set_dtype(td_module m, td_dtype dtype);
 
 /* How a state starts. Random ones are keyed by (seed, name, element index): the same on any world size. */
 typedef struct td_init {

@@ -14,6 +14,8 @@ typedef struct td_module_entry {
     char *path;                               /* "h.3.attn"; "" for the root */
     uint64_t hash;                            /* of the path */
     uint32_t parent;
+    bool has_dtype;                           /* td_set_dtype */
+    td_dtype dtype;
     uint32_t draws, draws_stamp;              /* random operations recorded here in this micro-batch */
 } td_module_entry;
 
@@ -63,6 +65,7 @@ struct td_context {
 
     td_module_entry *modules;
     uint32_t module_count, module_room;
+    uint64_t dtypes_hash;                     /* of the modules that have a dtype; 0: none has */
     td_state_entry *states;
     uint32_t state_count, state_room;
     td_unit *units;
@@ -144,6 +147,8 @@ uint64_t td_hash_text(const char *text);
 /* "(h.3.attn) (model.c:41)": where node n was recorded. Valid until the next call. */
 const char *td_location(td_context *td, uint32_t module, const char *file, int line);
 const char *td_module_path(const td_context *td, uint32_t module);
+/* What products recorded there compute in. */
+td_dtype td_product_dtype(const td_context *td, uint32_t module);
 /* "(3, 4)" into `to`; returns it. */
 enum { TD_SHAPE_TEXT = 160 };
 char *td_shape_text(td_shape shape, char to[TD_SHAPE_TEXT]);

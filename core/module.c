@@ -64,6 +64,29 @@ void td_leave(td_module m)
     td->module = td->module_stack[--td->module_depth];
 }
 
+void td_set_dtype(td_module m, td_dtype dtype)
+{
+    td_context *td = m.td;
+    if (m.id >= td->module_count || td->error != TD_OK) return;
+    const char *path = td->modules[m.id].path;
+    if (td->options.dtype == TD_F64 || (dtype != TD_F32 && dtype != TD_BF16)) {
+        td_fail(td, TD_ERROR_USAGE, "td_set_dtype: '%s' cannot compute in %s: %s", path, td_dtype_name(dtype),
+                td->options.dtype == TD_F64 ? "the context is f64 and computes in f64 throughout" : "products are in f32 or bf16");
+        return;
+    }
+    td->modules[m.id].has_dtype = true;
+    td->modules[m.id].dtype = dtype;
+    td->dtypes_hash = 0;
+    for (uint32_t i = 0; i < td->module_count; i++) /* a sum: modules may be made in any order */
+        if (td->modules[i].has_dtype) td->dtypes_hash += td_mix(td->modules[i].hash, td->modules[i].dtype + 1);
+}
+
+td_dtype td_product_dtype(const td_context *td, uint32_t module)
+{
+    while (module && !td->modules[module].has_dtype) module = td->modules[module].parent;
+    return td->modules[module].has_dtype ? td->modules[module].dtype : td->options.dtype;
+}
+
 uint64_t td_random_key(td_context *td)
 {
     if (td->error != TD_OK) return 0; /* what it would key is not recorded */

@@ -3,6 +3,7 @@
  * A recorded program is in f32. An operation of class TD_PRODUCT gets its f32 inputs cast to bf16 and so gives bf16;
  * one of class TD_WIDE reads any float dtype and gives f32; the others compute in the dtype of their inputs, widened
  * to f32 where these differ. Outputs and everything about gradients, updates and state see f32 again.
+ * A module may have a dtype of its own (td_set_dtype): its products get their inputs in that one.
  */
 #include "core/internal.h"
 
@@ -32,7 +33,7 @@ static td_id in_dtype(precision *p, td_id v, td_dtype to, const td_node *reader)
 
 static td_dtype dtype_wanted(const precision *p, const td_node *n)
 {
-    if (n->op->precision == TD_PRODUCT) return TD_BF16;
+    if (n->op->precision == TD_PRODUCT) return td_product_dtype(p->td, n->module);
     if (n->op == &td_op_gradient) return TD_DTYPES;
     bool as_recorded = n->op == &td_op_output || n->op == &td_op_assign;
     if (as_recorded && p->in->values[p->in->inputs[n->input]].dtype == TD_BF16) return TD_BF16;

@@ -36,7 +36,7 @@ static td_program *lower(td_context *td, td_purpose purpose)
 {
     td_program *p = NULL;
     td_program_log(&td->recording, TD_STAGE_RECORD);
-    if (td->options.dtype == TD_BF16 && !advance(&p, td_precision_pass(&td->recording), TD_STAGE_PRECISION)) return NULL;
+    if ((td->options.dtype == TD_BF16 || td->dtypes_hash) && !advance(&p, td_precision_pass(&td->recording), TD_STAGE_PRECISION)) return NULL;
     if (!advance(&p, td_differentiate_pass(p ? p : &td->recording, purpose), TD_STAGE_GRAD)) return NULL;
     if (!td_stage_off(td, TD_STAGE_SIMPLIFY) && !advance(&p, td_simplify_pass(p), TD_STAGE_SIMPLIFY)) return NULL;
     if (td->has_parallel && td->parallel.place && !advance(&p, td->parallel.place(td->parallel.self, p), TD_STAGE_PLACE)) return NULL;
@@ -177,10 +177,11 @@ static td_planned *make_plan(td_context *td, td_purpose purpose)
 
 /* ---- The cache */
 
-/* What a plan depends on besides the recording: which accumulators hold something. */
+/* What a plan depends on besides the recording: what modules compute in, and which accumulators hold something. */
 static uint64_t plan_key(const td_context *td, td_purpose purpose)
 {
     uint64_t key = td_mix(td->recording.hash, td->has_parallel ? td->parallel.options_hash : 0);
+    if (td->dtypes_hash) key = td_mix(key, td->dtypes_hash);
     for (uint32_t u = 0; u < td->unit_count; u++)
         if (td->units[u].accumulator_full) key = td_mix(key, u);
     return td_mix(key, purpose);

@@ -4,7 +4,8 @@
  *     td_tensor h = td_relu(nn_linear_apply(&hidden, x));                // every step
  *
  * A layer is a plain struct of handles: copy it freely, there is nothing to free. Errors are kept by the context and
- * name the line of the caller. Layers that differ between training and evaluation follow td_set_mode.
+ * name the line of the caller. Layers that differ between training and evaluation follow td_set_mode. What a layer's products
+ * compute in is its module's to say: td_set_dtype(head.at, TD_F32) keeps a head exact under bf16.
  */
 #ifndef TANDEM_NN_H
 #define TANDEM_NN_H
