@@ -196,6 +196,9 @@ TD_API int64_t td_state_count(const td_context *td);
 TD_API td_state td_state_at(td_context *td, int64_t index);      /* in order of creation */
 TD_API td_state td_state_named(td_context *td, const char *name); /* id TD_NONE when there is none */
 TD_API const char *td_state_name(td_state s);             /* owned by the context */
+/* Whether the whole name fits a pattern as a shell's: * any part of it, dots too, ? a character, [abc] one of these, \ takes the next as
+ * it is. */
+TD_API bool td_name_matches(const char *pattern, const char *name);
 TD_API td_shape td_state_shape(td_state s);
 TD_API td_dtype td_state_dtype(td_state s);
 typedef enum td_state_kind { TD_PARAMETER, TD_BUFFER, TD_MOMENT } td_state_kind;

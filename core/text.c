@@ -1,6 +1,7 @@
 /* Dtypes, shapes and text. */
 #include "core/internal.h"
 
+#include <fnmatch.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -22,6 +23,8 @@ bool td_dtype_named(const char *name, td_dtype *out)
         if (!strcmp(dtypes[d].name, name)) return *out = (td_dtype)d, true;
     return false;
 }
+
+bool td_name_matches(const char *pattern, const char *name) { return fnmatch(pattern, name, 0) == 0; }
 
 /* A rank that cannot be gives a shape no operation accepts. */
 td_shape td_shape_of(int rank, const int64_t *dims)

@@ -32,7 +32,7 @@ typedef struct opt_optimizer opt_optimizer;
  * parameter belongs to the first group that fits it, else it has the optimizer's decay and rate. To decay matrices
  * only:  .groups = &(opt_group){ .min_rank = 2, .decay = 0.1 }, .group_count = 1  */
 typedef struct opt_group {
-    const char *pattern;         /* of the whole name, as a shell's: "*.bias"; NULL: any */
+    const char *pattern;         /* of the whole name, as td_name_matches: "*.bias"; NULL: any */
     int min_rank;                /* least number of dimensions; 0: any */
     double decay;
     double rate_scale;           /* factor on the rate of opt_step; 0: 1 */

@@ -6,7 +6,6 @@
  */
 #include "optim/optimizer.h"
 
-#include <fnmatch.h>
 #include <math.h>
 #include <string.h>
 
@@ -63,7 +62,7 @@ static int collect(td_module under, td_state *states)
 static bool fits(const opt_group *g, td_state s)
 {
     if (td_state_shape(s).rank < g->min_rank) return false;
-    return !g->pattern || fnmatch(g->pattern, td_state_name(s), 0) == 0;
+    return !g->pattern || td_name_matches(g->pattern, td_state_name(s));
 }
 
 /* The group of s; m->group_count for none. */

@@ -189,9 +189,89 @@ START_TEST(test_layers_draw_different_masks)
 }
 END_TEST
 
+/* ---- freezing ------------------------------------------------------------------------------------------- */
+
+/* h.0, h.1 and h.10, each with ln_1, ln_2 and a linear layer, and a head: 20 parameters, and a buffer. */
+static td_module make_blocks(td_context *td)
+{
+    static const char *const blocks[] = { "0", "1", "10" };
+    td_module root = td_root(td), h = td_child(root, "h");
+    for (int b = 0; b < 3; b++) {
+        td_module block = td_child(h, blocks[b]);
+        nn_layer_norm_make(block, "ln_1", 4);
+        nn_layer_norm_make(block, "ln_2", 4);
+        nn_linear_make(block, "mlp", 4, 4);
+    }
+    nn_linear_make(root, "head", 4, 2);
+    td_buffer(h, "ln_count", TD_F32, TD_SHAPE(1), td_init_constant(0));
+    return root;
+}
+
+static int64_t training(td_context *td)
+{
+    int64_t count = 0;
+    for (int64_t i = 0; i < td_state_count(td); i++) count += td_state_trains(td_state_at(td, i));
+    return count;
+}
+
+START_TEST(test_parameters_freeze_by_the_pattern_of_their_names)
+{
+    td_context *td = open_cpu(TD_F32);
+    td_module root = make_blocks(td), h = td_child(root, "h"), one = td_child(h, "1");
+    ck_assert_int_eq(training(td), 20);
+    ck_assert_int_eq(nn_freeze(root, "h.*.ln_*.weight"), 6);
+    ck_assert_int_eq(training(td), 14);
+    ck_assert(!td_state_trains(td_state_named(td, "h.10.ln_2.weight")) && td_state_trains(td_state_named(td, "h.10.ln_2.bias")));
+    ck_assert_int_eq(nn_freeze(one, "*"), 6); /* below h.1, not h.10; two of them are frozen already */
+    ck_assert_int_eq(training(td), 10);
+    ck_assert(td_state_trains(td_state_named(td, "h.10.mlp.weight")) && !td_state_trains(td_state_named(td, "h.1.mlp.weight")));
+    ck_assert_int_eq(nn_freeze(h, "[0]?mlp.bias"), 1);
+    ck_assert_int_eq(nn_freeze(root, "head.bias"), 1);
+    ck_assert_int_eq(training(td), 8);
+    ck_assert_no_error(td);
+    td_close(td);
+}
+END_TEST
+
+START_TEST(test_a_pattern_that_fits_nothing_is_refused)
+{
+    char expected[400];
+    td_context *td = open_cpu(TD_F32);
+    td_module root = make_blocks(td), h = td_child(root, "h");
+    ck_assert_int_eq(nn_freeze(root, "ln_*"), 0);
+    snprintf(expected, sizeof expected, "nn_freeze: 'ln_*' fits no parameter; there are 'h.0.ln_1.weight', 'h.0.ln_1.bias', 'h.0.ln_2.weight', "
+             "'h.0.ln_2.bias' and 16 more (%s:%d)", __FILE__, __LINE__ - 2);
+    ck_assert_str_eq(td_error_text(td), expected);
+    td_clear_error(td);
+    ck_assert_int_eq(nn_freeze(td_child(root, "head"), "head.bias"), 0);
+    ck_assert_str_has(td_error_text(td), "nn_freeze: 'head.bias' fits no parameter of 'head'; there are 'weight', 'bias' (");
+    td_clear_error(td);
+    ck_assert_int_eq(nn_freeze(h, "ln_count"), 0); /* a buffer */
+    td_clear_error(td);
+    ck_assert_int_eq(nn_freeze(td_child(root, "empty"), "*"), 0);
+    ck_assert_str_has(td_error_text(td), "nn_freeze: '*' fits no parameter of 'empty'; there are none (");
+    ck_assert_int_eq(training(td), 20);
+    td_close(td);
+}
+END_TEST
+
+START_TEST(test_freezing_comes_before_the_first_step)
+{
+    float x[4] = { 1, 2, 3, 4 };
+    td_context *td = open_cpu(TD_F32);
+    nn_linear l = nn_linear_make(td_root(td), "l", 4, 2);
+    td_keep(nn_linear_apply(&l, td_input(td, "x", TD_F32, TD_SHAPE(1, 4), x)));
+    ck_assert(td_step(td));
+    ck_assert_int_eq(nn_freeze(td_root(td), "l.weight"), 0);
+    ck_assert_str_eq(td_error_text(td), "td_freeze: 'l.weight' has been trained already; freeze before the first step");
+    td_close(td);
+}
+END_TEST
+
 TESTS("nn", test_linear_is_x_times_weight_transposed_plus_bias, test_linear_without_bias_has_a_weight_only,
       test_linear_keeps_leading_dimensions, test_linear_starts_uniform_within_one_over_root_in,
       test_initial_values_depend_on_seed_and_name_alone, test_the_regression_mlp_by_names_and_count,
       test_an_error_names_layer_and_line, test_sizes_and_probabilities_that_cannot_be_are_refused,
       test_dropout_zeroes_a_share_and_scales_the_rest, test_dropout_gives_x_itself_in_evaluation,
-      test_layers_draw_different_masks)
+      test_layers_draw_different_masks, test_parameters_freeze_by_the_pattern_of_their_names,
+      test_a_pattern_that_fits_nothing_is_refused, test_freezing_comes_before_the_first_step)
