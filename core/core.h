@@ -176,15 +176,18 @@ TD_API void td_set_dtype(td_module m, td_dtype dtype);
 
 /* How a state starts. Random ones are keyed by (seed, name, element index): the same on any world size. */
 typedef struct td_init {
-    enum { TD_INIT_CONSTANT, TD_INIT_UNIFORM, TD_INIT_NORMAL } kind;
-    double a, b; /* constant: a; uniform: [a, b); normal: mean a, standard deviation b */
+    enum { TD_INIT_CONSTANT, TD_INIT_UNIFORM, TD_INIT_NORMAL, TD_INIT_TRUNCATED_NORMAL } kind;
+    double a, b; /* constant: a; uniform: [a, b); normal: mean a, standard deviation b; truncated: within a - 2 b and a + 2 b */
 } td_init;
 TD_API td_init td_init_constant(double value);
 TD_API td_init td_init_uniform(double bound);             /* [-bound, bound) */
 TD_API td_init td_init_normal(double deviation);
+/* N(0, deviation^2) where it is within +-2 deviation, and drawn again where it is not: PyTorch's trunc_normal_ with std = deviation,
+ * a = -2 std, b = 2 std. The deviation of the values themselves is 0.8796 of that given. */
+TD_API td_init td_init_truncated_normal(double deviation);
 
 /* A trainable state of dtype td_float(td), named path.name. No memory is taken until the first step is planned.
- * Errors: a name used twice in the module. */
+ * Errors: a name used twice in the module, random initial values without a finite range. */
 TD_API td_state td_parameter(td_module at, const char *name, td_shape shape, td_init init);
 /* A state that is not trained: running statistics, counters. Checkpointed. */
 TD_API td_state td_buffer(td_module at, const char *name, td_dtype dtype, td_shape shape, td_init init);

@@ -12,6 +12,7 @@
 #include "core/ops/convert.h"
 #include "core/random.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -22,6 +23,7 @@ static const td_placement replicated;
 td_init td_init_constant(double value) { return (td_init){ TD_INIT_CONSTANT, value, 0 }; }
 td_init td_init_uniform(double bound) { return (td_init){ TD_INIT_UNIFORM, -bound, bound }; }
 td_init td_init_normal(double deviation) { return (td_init){ TD_INIT_NORMAL, 0, deviation }; }
+td_init td_init_truncated_normal(double deviation) { return (td_init){ TD_INIT_TRUNCATED_NORMAL, 0, deviation }; }
 
 /* ---- Declaring */
 
@@ -52,7 +54,10 @@ static td_state declare(td_context *td, const char *path, const char *name, td_s
     entry.name = td_copy_text(td, full, "host");
     td_free(td, full, bytes, "host");
     if (!entry.name) return failed_state(td);
-    if (!possible)
+    bool drawn = entry.init.kind != TD_INIT_CONSTANT;
+    if (drawn && !(isfinite(entry.init.a) && isfinite(entry.init.b)))
+        td_fail(td, TD_ERROR_USAGE, "state '%s': initial values cannot be drawn with a = %g and b = %g", entry.name, entry.init.a, entry.init.b);
+    else if (!possible)
         td_fail(td, TD_ERROR_USAGE, "state '%s': %s %s cannot be stored; states are f32, f64, bf16, i32, i64 or u8", entry.name, td_dtype_name(entry.dtype),
                 td_shape_text(entry.shape, shape));
     else if (td_state_named(td, entry.name).id != TD_NONE)
@@ -322,6 +327,15 @@ static int64_t overlap(const td_unit_member *m, int64_t begin, int64_t end, int6
 
 enum { DRAWN_AT_ONCE = 256 };
 
+/* Values of N(0, 1) that are not within +-2 are drawn again, each from further draws of the same name at its own index, so that they
+ * depend on nothing else. One in 22 is, and of those again. */
+static void redraw_tails(const td_context *td, uint64_t key, uint64_t index, int64_t count, double *values)
+{
+    for (int64_t i = 0; i < count; i++)
+        for (uint64_t again = 1; !(fabs(values[i]) < 2); again++)
+            td_random_normal(td_random_of(td->options.seed, key, again), index + (uint64_t)i, 1, &values[i]);
+}
+
 /* Elements [first, first + count) of state s into memory, from element `at` on. */
 static void initialise_range(const td_context *td, const td_state_entry *s, int64_t first, int64_t count, void *memory, int64_t at)
 {
@@ -330,7 +344,9 @@ static void initialise_range(const td_context *td, const td_state_entry *s, int6
     for (int64_t done = 0; done < count; done += DRAWN_AT_ONCE) {
         int64_t n = count - done < DRAWN_AT_ONCE ? count - done : DRAWN_AT_ONCE;
         if (s->init.kind == TD_INIT_UNIFORM) td_random_uniform(r, (uint64_t)(first + done), n, drawn);
-        if (s->init.kind == TD_INIT_NORMAL) td_random_normal(r, (uint64_t)(first + done), n, drawn);
+        bool is_normal = s->init.kind == TD_INIT_NORMAL || s->init.kind == TD_INIT_TRUNCATED_NORMAL;
+        if (is_normal) td_random_normal(r, (uint64_t)(first + done), n, drawn);
+        if (s->init.kind == TD_INIT_TRUNCATED_NORMAL) redraw_tails(td, s->hash, (uint64_t)(first + done), n, drawn);
         for (int64_t i = 0; i < n; i++) {
             drawn[i] = s->init.kind == TD_INIT_CONSTANT  ? s->init.a
                        : s->init.kind == TD_INIT_UNIFORM ? s->init.a + (s->init.b - s->init.a) * drawn[i]

@@ -24,6 +24,33 @@ extern "C" {
 #define nn_freeze(under, pattern) nn_freeze_at((under), (pattern), TD_HERE)
 TD_API int64_t nn_freeze_at(td_module under, const char *pattern, td_here here);
 
+/* ---- initial values -------------------------------------------------------------------------------------- */
+
+/* For td_parameter. fan_in: elements that a value is summed from, of a matrix (out, in) its columns; fan_out: its rows; of a
+ * convolution each times the elements of the kernel. All have mean 0 and, before a nonlinearity, keep the variance of values or gradients:
+ *
+ *     xavier    deviation sqrt(2 / (fan_in + fan_out)), uniform in +-sqrt(6 / (fan_in + fan_out))
+ *               (Glorot and Bengio, AISTATS 2010, equations 12 and 16)
+ *     kaiming   deviation gain / sqrt(fan), uniform in +-gain sqrt(3 / fan)     fan: fan_in for values, fan_out for gradients
+ *               (He et al., arXiv:1502.01852, equations 10 and 14; gain sqrt(2) for relu, 1 for none, 5 / 3 for tanh)
+ *
+ * A fan below 1 is an error of the parameter that is given it. */
+TD_API td_init nn_init_xavier_uniform(int64_t fan_in, int64_t fan_out);
+TD_API td_init nn_init_xavier_normal(int64_t fan_in, int64_t fan_out);
+TD_API td_init nn_init_kaiming_uniform(int64_t fan, double gain);
+TD_API td_init nn_init_kaiming_normal(int64_t fan, double gain);
+
+/* How a layer's weight starts, by the fans it has. */
+typedef enum nn_init_kind {
+    NN_INIT_DEFAULT,             /* as the layer says */
+    NN_INIT_XAVIER_UNIFORM,
+    NN_INIT_XAVIER_NORMAL,
+    NN_INIT_KAIMING_UNIFORM,     /* for values, gain sqrt(2) */
+    NN_INIT_KAIMING_NORMAL,
+    NN_INIT_TRUNCATED_NORMAL,    /* td_init_truncated_normal(deviation) */
+    NN_INIT_ZERO,
+} nn_init_kind;
+
 /* ---- linear: x (..., in) -> x weight^T + bias (..., out) --------------------------------------------------- */
 
 typedef struct nn_linear {
@@ -36,9 +63,11 @@ typedef struct nn_linear {
 typedef struct nn_linear_options {
     bool no_bias;                /* x weight^T alone */
     double deviation;            /* weight N(0, deviation^2) and bias 0 at first; 0: uniform in +-1/sqrt(in) */
+    nn_init_kind init;           /* how the weight starts instead, the bias then as 0; only the truncated normal has a deviation */
 } nn_linear_options;
 
-/* Parameters `weight` and `bias` of parent.name, uniform in +-1/sqrt(in). Errors: a size below 1, a name used twice. */
+/* Parameters `weight` and `bias` of parent.name, uniform in +-1/sqrt(in). Errors: a size below 1, a name used twice, a deviation
+ * beside an init that has none or none beside one that has. */
 #define nn_linear_make(parent, name, in, out) nn_linear_make_at((parent), (name), (in), (out), NULL, TD_HERE)
 /* nn_linear_make_with(root, "head", 64, 10, &(nn_linear_options){ .no_bias = true }) */
 #define nn_linear_make_with(parent, name, in, out, ...) \

@@ -1,5 +1,6 @@
 /* Layers: names, shapes and initial values of their parameters, what apply computes, errors on the caller's line. */
 #include <tandem/nn.h>
+#include <tandem/parallel.h>
 
 #include "tests/check.h"
 
@@ -268,10 +269,177 @@ START_TEST(test_freezing_comes_before_the_first_step)
 }
 END_TEST
 
+/* ---- initial values ------------------------------------------------------------------------------------- */
+
+enum { DRAWS = 200000 };
+
+typedef struct moments { double least, most, mean, variance, fourth; } moments;
+
+static moments draw(td_init init)
+{
+    static double w[DRAWS];
+    td_context *td = open_cpu(TD_F64);
+    ck_assert(td_state_read(td_parameter(td_root(td), "w", TD_SHAPE(DRAWS), init), 0, DRAWS, w));
+    td_close(td);
+    moments m = { w[0], w[0], 0, 0, 0 };
+    for (int i = 0; i < DRAWS; i++) {
+        m.least = fmin(m.least, w[i]);
+        m.most = fmax(m.most, w[i]);
+        m.mean += w[i] / DRAWS;
+        m.variance += w[i] * w[i] / DRAWS;
+        m.fourth += w[i] * w[i] * w[i] * w[i] / DRAWS;
+    }
+    return m;
+}
+
+/* Mean 0, variance v and kurtosis k of 200,000 draws, each within five standard errors: sqrt(v / n) of the mean, sqrt((k - 1) v^2 / n) of
+ * the variance. */
+static void expect_moments(moments m, double v, double k)
+{
+    ck_assert_double_eq_tol(m.mean, 0, 5 * sqrt(v / DRAWS));
+    ck_assert_double_eq_tol(m.variance, v, 5 * v * sqrt((k - 1) / DRAWS));
+}
+
+START_TEST(test_initial_values_by_fan_have_their_moments)
+{
+    moments m = draw(nn_init_xavier_uniform(300, 100)); /* within sqrt(6 / 400) = 0.12247 */
+    expect_moments(m, 0.005, 1.8);
+    ck_assert(m.least > -0.122475 && m.least < -0.12245 && m.most < 0.122475 && m.most > 0.12245);
+    expect_moments(draw(nn_init_xavier_normal(300, 100)), 0.005, 3);
+    m = draw(nn_init_kaiming_uniform(150, sqrt(2))); /* within sqrt(2) sqrt(3 / 150) = 0.2 */
+    expect_moments(m, 2.0 / 150, 1.8);
+    ck_assert(m.least >= -0.2 && m.least < -0.1999 && m.most < 0.2 && m.most > 0.1999);
+    m = draw(nn_init_kaiming_normal(50, 3)); /* deviation 0.424 */
+    expect_moments(m, 0.18, 3);
+    ck_assert(m.most > 4 * 0.424); /* the tails are there: one in 16,000 is beyond four deviations on a side */
+}
+END_TEST
+
+/* A normal cut at two deviations has variance 1 - 4 phi(2) / (2 Phi(2) - 1) = 0.7737413 and fourth moment 1.4161891 (kurtosis 2.3655). */
+START_TEST(test_a_truncated_normal_ends_at_two_deviations)
+{
+    moments m = draw(td_init_truncated_normal(0.5));
+    ck_assert(m.least > -1 && m.least < -0.999 && m.most < 1 && m.most > 0.999);
+    expect_moments(m, 0.7737413 * 0.25, 2.3655);
+    ck_assert_double_eq_tol(sqrt(m.variance), 0.8796 * 0.5, 0.002);
+    /* The fourth moment within five standard errors: the eighth is 9.7451, so these are sqrt((9.7451 - 1.4162^2) / n). */
+    ck_assert_double_eq_tol(m.fourth, 1.4161891 / 16, 5 * sqrt(7.7395 / DRAWS) / 16);
+}
+END_TEST
+
+START_TEST(test_a_truncated_normal_is_the_normal_with_its_tails_drawn_again)
+{
+    enum { N = 20000 };
+    static double whole[N], cut[N];
+    int beyond = 0;
+    for (int truncated = 0; truncated < 2; truncated++) {
+        td_context *td = open_cpu(TD_F64);
+        td_state w = td_parameter(td_root(td), "w", TD_SHAPE(N), truncated ? td_init_truncated_normal(1) : td_init_normal(1));
+        ck_assert(td_state_read(w, 0, N, truncated ? cut : whole));
+        td_close(td);
+    }
+    for (int i = 0; i < N; i++) {
+        if (fabs(whole[i]) < 2)
+            ck_assert(cut[i] == whole[i]);
+        else
+            beyond++;
+    }
+    /* 2 (1 - Phi(2)) = 0.0455, within five standard deviations of a binomial. */
+    ck_assert_double_eq_tol(beyond, 0.0455 * N, 5 * sqrt(N * 0.0455 * 0.9545));
+}
+END_TEST
+
+enum { SHARED = 2000 };
+
+/* Each of three ranks makes a third of them. */
+static int draw_share(par_world *world, int rank, void *user)
+{
+    const double *whole = user;
+    double share[SHARED];
+    int64_t begin, end;
+    td_context *td = td_open(&(td_options){ .dtype = TD_F64, .seed = 1, .threads = 1 });
+    par_attach(td, world, rank, &(par_options){ .strategy = "fsdp" });
+    td_state w = td_parameter(td_root(td), "w", TD_SHAPE(SHARED), td_init_truncated_normal(1));
+    bool same = td_state_owned(w, &begin, &end) && begin < end && end - begin < SHARED && td_state_read(w, begin, end - begin, share) &&
+                memcmp(share, whole + begin, (size_t)(end - begin) * sizeof *share) == 0;
+    td_close(td);
+    return same ? 0 : 1;
+}
+
+START_TEST(test_a_truncated_normal_is_the_same_on_any_number_of_ranks)
+{
+    static double whole[SHARED];
+    td_context *td = open_cpu(TD_F64);
+    ck_assert(td_state_read(td_parameter(td_root(td), "w", TD_SHAPE(SHARED), td_init_truncated_normal(1)), 0, SHARED, whole));
+    td_close(td);
+    ck_assert_int_eq(par_run_threads(3, NULL, draw_share, whole), 0);
+}
+END_TEST
+
+static double weight_deviation(nn_linear_options options, double *bias)
+{
+    enum { IN = 80, OUT = 120 };
+    static double w[IN * OUT], b[OUT];
+    td_context *td = open_cpu(TD_F64);
+    nn_linear l = nn_linear_make_with(td_root(td), "l", IN, OUT, &options);
+    ck_assert(td_state_read(l.weight, 0, IN * OUT, w) && td_state_read(l.bias, 0, OUT, b));
+    td_close(td);
+    double squares = 0;
+    *bias = 0;
+    for (int i = 0; i < IN * OUT; i++) squares += w[i] * w[i];
+    for (int i = 0; i < OUT; i++) *bias = fmax(*bias, fabs(b[i]));
+    return sqrt(squares / (IN * OUT));
+}
+
+START_TEST(test_a_linear_layer_starts_as_asked)
+{
+    static const struct { nn_linear_options options; double deviation; } asked[] = {
+        { { .init = NN_INIT_XAVIER_UNIFORM }, 0.1 },            { { .init = NN_INIT_XAVIER_NORMAL }, 0.1 },
+        { { .init = NN_INIT_KAIMING_UNIFORM }, 0.15811388 },    { { .init = NN_INIT_KAIMING_NORMAL }, 0.15811388 },
+        { { .init = NN_INIT_TRUNCATED_NORMAL, .deviation = 0.02 }, 0.0175926 }, { { .init = NN_INIT_ZERO }, 0 },
+        { { .deviation = 0.02 }, 0.02 },
+    };
+    double bias;
+    for (size_t i = 0; i < sizeof asked / sizeof *asked; i++) {
+        /* Of 9,600 draws of kurtosis 3 at most: five standard errors of the deviation are 5 / sqrt(2 n) of it. */
+        ck_assert_double_eq_tol(weight_deviation(asked[i].options, &bias), asked[i].deviation, 0.0361 * asked[i].deviation + 1e-15);
+        ck_assert(bias == 0);
+    }
+    ck_assert_double_eq_tol(weight_deviation((nn_linear_options){ 0 }, &bias), 1 / sqrt(3 * 80.0), 0.0361 / sqrt(3 * 80.0));
+    ck_assert(bias > 0.1 && bias < 1 / sqrt(80.0));
+}
+END_TEST
+
+START_TEST(test_initial_values_that_cannot_be_are_refused)
+{
+    td_context *td = open_cpu(TD_F32);
+    td_module root = td_root(td);
+    nn_linear_make_with(root, "a", 2, 2, &(nn_linear_options){ .init = NN_INIT_TRUNCATED_NORMAL });
+    ck_assert_str_has(td_error_text(td), "nn_linear: 'a': deviation is 0, a truncated normal needs one above 0 (");
+    td_clear_error(td);
+    nn_linear_make_with(root, "b", 2, 2, &(nn_linear_options){ .init = NN_INIT_ZERO, .deviation = 0.5 });
+    ck_assert_str_has(td_error_text(td), "nn_linear: 'b': deviation is 0.5, which the init asked for has not (");
+    td_clear_error(td);
+    td_parameter(root, "c", TD_SHAPE(2), nn_init_kaiming_normal(0, 1));
+    ck_assert_str_eq(td_error_text(td), "state 'c': initial values cannot be drawn with a = 0 and b = nan");
+    td_clear_error(td);
+    td_parameter(root, "d", TD_SHAPE(2), nn_init_xavier_uniform(4, -4));
+    ck_assert_str_has(td_error_text(td), "state 'd': initial values cannot be drawn with a = ");
+    td_clear_error(td);
+    td_parameter(root, "e", TD_SHAPE(2), td_init_constant(INFINITY)); /* a least value yet to be found */
+    ck_assert_no_error(td);
+    td_close(td);
+}
+END_TEST
+
 TESTS("nn", test_linear_is_x_times_weight_transposed_plus_bias, test_linear_without_bias_has_a_weight_only,
       test_linear_keeps_leading_dimensions, test_linear_starts_uniform_within_one_over_root_in,
       test_initial_values_depend_on_seed_and_name_alone, test_the_regression_mlp_by_names_and_count,
       test_an_error_names_layer_and_line, test_sizes_and_probabilities_that_cannot_be_are_refused,
       test_dropout_zeroes_a_share_and_scales_the_rest, test_dropout_gives_x_itself_in_evaluation,
       test_layers_draw_different_masks, test_parameters_freeze_by_the_pattern_of_their_names,
-      test_a_pattern_that_fits_nothing_is_refused, test_freezing_comes_before_the_first_step)
+      test_a_pattern_that_fits_nothing_is_refused, test_freezing_comes_before_the_first_step,
+      test_initial_values_by_fan_have_their_moments, test_a_truncated_normal_ends_at_two_deviations,
+      test_a_truncated_normal_is_the_normal_with_its_tails_drawn_again, test_a_truncated_normal_is_the_same_on_any_number_of_ranks,
+      test_a_linear_layer_starts_as_asked,
+      test_initial_values_that_cannot_be_are_refused)
