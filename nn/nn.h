@@ -63,7 +63,7 @@ typedef struct nn_linear {
 typedef struct nn_linear_options {
     bool no_bias;                /* x weight^T alone */
     double deviation;            /* weight N(0, deviation^2) and bias 0 at first; 0: uniform in +-1/sqrt(in) */
-    nn_init_kind init;           /* how the weight starts instead, the bias then as 0; only the truncated normal has a deviation */
+    nn_init_kind init;           /* how the weight starts instead, with bias 0; only the truncated normal has a deviation */
 } nn_linear_options;
 
 /* Parameters `weight` and `bias` of parent.name, uniform in +-1/sqrt(in). Errors: a size below 1, a name used twice, a deviation
