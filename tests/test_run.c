@@ -3,12 +3,11 @@
  */
 #include <dirent.h>
 #include <signal.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "run/flags.h"
-#include "run/loop.h"
-#include "tests/check.h"
+
+#define SMALL_FOLDER "test_run_files"
+#include "tests/small_run.h"
 
 /* ---- Flags ------------------------------------------------------------------------------------------------ */
 
@@ -125,25 +124,6 @@ START_TEST(test_a_flag_of_another_command_is_refused)
 }
 END_TEST
 
-/* All files of this test lie in a folder of its own. */
-static void enter_folder(void)
-{
-    static bool entered;
-    if (entered) return;
-    mkdir("test_run_files", 0777);
-    ck_assert_int_eq(chdir("test_run_files"), 0);
-    entered = true;
-}
-
-static void write_text(const char *path, const char *text)
-{
-    enter_folder();
-    FILE *to = fopen(path, "w");
-    ck_assert_ptr_nonnull(to);
-    ck_assert_int_ge(fputs(text, to), 0);
-    ck_assert_int_eq(fclose(to), 0);
-}
-
 START_TEST(test_the_command_line_wins_over_files_and_they_over_defaults)
 {
     run_flags f = open_flags(RUN_TRAIN);
@@ -209,91 +189,6 @@ START_TEST(test_what_is_saved_reads_back_the_same)
 END_TEST
 
 /* ---- The loop --------------------------------------------------------------------------------------------- */
-
-enum { SAMPLES = 40, FEATURES = 6, CLASSES = 3 };
-
-/* The same numbers for every run. */
-static float features[SAMPLES][FEATURES];
-static int32_t labels[SAMPLES];
-
-static data_set *small_set(td_context *td)
-{
-    for (int i = 0; i < SAMPLES; i++) {
-        labels[i] = i % CLASSES;
-        for (int f = 0; f < FEATURES; f++)
-            features[i][f] = (float)check_normal((uint64_t)(i * FEATURES + f)) + (float)(labels[i] == f);
-    }
-    data_array arrays[] = {
-        { .name = "x", .dtype = TD_F32, .shape = TD_SHAPE(SAMPLES, FEATURES), .data = features },
-        { .name = "label", .dtype = TD_I32, .shape = TD_SHAPE(SAMPLES), .data = labels },
-    };
-    return data_memory(td, arrays, 2);
-}
-
-typedef struct small_model {
-    td_state hidden, out;
-} small_model;
-
-static td_tensor small_loss(const small_model *m, const data_batch *b)
-{
-    td_tensor h = td_relu(td_matmul_with(data_get(b, "x"), td_use(m->hidden), 0, 1));
-    return td_cross_entropy(td_matmul_with(td_dropout(h, 0.25), td_use(m->out), 0, 1), data_get(b, "label"));
-}
-
-static small_model make_small(td_context *td, int64_t width)
-{
-    td_module root = td_root(td);
-    return (small_model){ td_parameter(root, "hidden", TD_SHAPE(width, FEATURES), td_init_uniform(0.4)),
-                          td_parameter(root, "out", TD_SHAPE(CLASSES, width), td_init_uniform(0.4)) };
-}
-
-static opt_optimizer *adamw(td_module root)
-{
-    return opt_adamw(root, &(opt_adamw_options){ .decay = 0.01, .max_norm = 1 });
-}
-static opt_optimizer *plain_sgd(td_module root) { return opt_sgd(root, NULL); }
-
-/* A run with the flags given, one string with blanks between. */
-static run_loop *open_small(const char *flags)
-{
-    char text[512], *argv[40] = { "small" };
-    int argc = 1;
-    snprintf(text, sizeof text, "%s", flags);
-    for (char *word = strtok(text, " "); word; word = strtok(NULL, " ")) argv[argc++] = word;
-    char **arguments = argv;
-    return run_open(&argc, &arguments, &(run_defaults){ .name = "small", .batch = 12, .lr = 0.05 });
-}
-
-/* Trains; keeps each update's loss. `measure`: NULL, or what is evaluated. Returns the exit status. */
-static int loop_small(run_loop *run, opt_optimizer *(*optimizer)(td_module), int64_t width, double *losses,
-                      int64_t *updates, run_measure measure)
-{
-    td_context *td = run_context(run);
-    small_model m = make_small(td, width);
-    opt_optimizer *opt = optimizer(td_root(td));
-    run_train_on(run, small_set(td));
-    if (measure) run_evaluate_on(run, small_set(td), measure, &m);
-    bool stepped = false;
-    for (data_batch b; run_next(run, &b);) {
-        run_step(run, opt, small_loss(&m, &b));
-        stepped = true;
-        if (b.last && td_error(td) == TD_OK && losses) losses[td_updates(td) - 1] = run->loss;
-    }
-    if (updates) *updates = td_updates(td);
-    if (!stepped) opt_close(opt); /* the run never met it */
-    return run_close(run);
-}
-
-static int train_by(opt_optimizer *(*optimizer)(td_module), const char *flags, int64_t width, double *losses,
-                    int64_t *updates)
-{
-    return loop_small(open_small(flags), optimizer, width, losses, updates, NULL);
-}
-
-static int train(const char *flags, int64_t width, double *losses, int64_t *updates)
-{
-    return train_by(adamw, flags, width, losses, updates);
-}
 
 START_TEST(test_the_loop_is_backward_step_and_nothing_else)
 {
@@ -400,26 +295,6 @@ START_TEST(test_a_program_reads_flags_of_its_own)
 END_TEST
 
 /* ---- Checkpoints ------------------------------------------------------------------------------------------ */
-
-static void clean(const char *out)
-{
-    enter_folder();
-    td_context *td = open_cpu(TD_F32);
-    ck_assert(run_remove_tree(td, out));
-    td_close(td);
-}
-
-static bool exists(const char *path) { return access(path, F_OK) == 0; }
-
-static int64_t count_lines(const char *path)
-{
-    FILE *from = fopen(path, "r");
-    ck_assert_ptr_nonnull(from);
-    int64_t lines = 0;
-    for (int c; (c = fgetc(from)) != EOF;) lines += c == '\n';
-    fclose(from);
-    return lines;
-}
 
 START_TEST(test_a_resumed_run_is_the_same_to_the_bit)
 {
@@ -531,13 +406,6 @@ static int measure_nothing(void *model, const data_batch *b, run_metric out[RUN_
 {
     (void)model, (void)b, (void)out;
     return 0;
-}
-
-static int measure_loss(void *model, const data_batch *b, run_metric out[RUN_METRICS])
-{
-    td_tensor weights = data_get(b, "weight"), total = td_sum(weights, TD_ALL, TD_DROP);
-    out[0] = (run_metric){ "loss", td_mul(small_loss(model, b), total), total };
-    return 1;
 }
 
 START_TEST(test_an_evaluation_that_fails_loses_no_training)
