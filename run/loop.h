@@ -88,7 +88,7 @@ struct run_loop {
     int64_t trained_steps;
     double logged_s;              /* since the last logged update */
     int64_t logged_steps;
-    FILE *metrics;                /* open from the first update on */
+    FILE *metrics, *events;       /* open from the first update on */
     td_json_writer line;
     run_progress progress;
 };
@@ -144,7 +144,7 @@ void run_signals_catch(void);     /* while training, those that ask for an end; 
 void run_signals_release(void);
 int run_signal(void);             /* the one that came; 0: none */
 
-/* ---- record.c: OUT/config.json, metrics.jsonl */
+/* ---- record.c: OUT/config.json, metrics.jsonl, previous-N */
 /* Makes OUT and sees that it can be written to; changes nothing that is there. */
 bool run_record_prepare(run_loop *run);
 /* After the first update: moves another run's files aside or, going on, cuts the lines beyond first_step. */
@@ -154,6 +154,15 @@ bool run_record_step(run_loop *run);
 void run_record_close(run_loop *run);
 /* Writes the object to OUT/name. */
 bool run_record_object(run_loop *run, const char *name, const td_json_writer *w);
+
+/* ---- tensorboard.c: OUT/events.out.tfevents.TIME.HOST */
+#define RUN_EVENTS "events.out.tfevents."
+bool run_is_events(const char *name);
+/* A new file, at whose start readers forget steps beyond first_step. */
+bool run_events_open(run_loop *run);
+/* The numbers of the last update, and of its evaluation where there was one. */
+bool run_events_step(run_loop *run, double items_per_s);
+void run_events_close(run_loop *run);
 
 /* ---- summary.c: OUT/summary.json */
 /* Writes the file where `writes`, and with --json prints the object. */

@@ -5,8 +5,11 @@
  *     model/          what the model's program puts there
  *     previous-N/     all files of an earlier run that was in OUT
  *
+ * and TensorBoard's events (tensorboard.c), with the same numbers.
+ *
  * Nothing that is in OUT is touched before the first update has been done.
  */
+#include <dirent.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -90,17 +93,33 @@ static bool make_previous(run_loop *run, char path[RUN_PATH])
     }
 }
 
+/* Moves OUT/name to the directory, which is made for the first file there is. */
+static bool move_file(run_loop *run, const char *name, char moved[RUN_PATH])
+{
+    char now[RUN_PATH], before[RUN_PATH];
+    if (!run_path(run->td, now, "%s/%s", run->out, name)) return false;
+    if (access(now, F_OK)) return true;
+    if (!*moved && !make_previous(run, moved)) return false;
+    return run_path(run->td, before, "%s/%s", moved, name) && run_rename(run->td, now, before);
+}
+
+static bool move_events(run_loop *run, char moved[RUN_PATH])
+{
+    DIR *dir = opendir(run->out);
+    bool ok = true;
+    for (struct dirent *entry; ok && dir && (entry = readdir(dir));)
+        if (run_is_events(entry->d_name)) ok = move_file(run, entry->d_name, moved);
+    if (dir) closedir(dir);
+    return ok;
+}
+
 /* Another run's files would be taken for this one's, and are not this one's to write over. */
 static bool move_aside(run_loop *run)
 {
-    char now[RUN_PATH], before[RUN_PATH], moved[RUN_PATH] = "";
-    for (int i = 0; i < FILES_OF_A_RUN; i++) {
-        if (!run_path(run->td, now, "%s/%s", run->out, files_of_a_run[i])) return false;
-        if (access(now, F_OK)) continue;
-        if (!*moved && !make_previous(run, moved)) return false;
-        if (!run_path(run->td, before, "%s/%s", moved, files_of_a_run[i]) || !run_rename(run->td, now, before))
-            return false;
-    }
+    char moved[RUN_PATH] = "";
+    for (int i = 0; i < FILES_OF_A_RUN; i++)
+        if (!move_file(run, files_of_a_run[i], moved)) return false;
+    if (!move_events(run, moved)) return false;
     if (!*moved) return true;
     run_say(run, "%s held another run: its files are now in %s (--resume would have gone on with it)", run->out, moved);
     return run_sync_directory(run->td, run->out);
@@ -134,7 +153,7 @@ static bool open_files(run_loop *run)
     run->metrics = fopen(path, "a");
     if (!run->metrics) td_fail(run->td, TD_ERROR_DATA, "cannot write %s: %s", path, strerror(errno));
     run->line = td_json_begin(run->td);
-    return run->metrics != NULL;
+    return run->metrics != NULL && run_events_open(run);
 }
 
 bool run_record_open(run_loop *run)
@@ -195,7 +214,7 @@ bool run_record_step(run_loop *run)
     td_json_put_number(w, "grad_norm", run->grad_norm);
     td_json_put_number(w, "items_per_s", rate);
     if (run->evaluation.set && run->evaluation.step == step) run_put_evaluation(&run->evaluation, w);
-    return end_line(run);
+    return end_line(run) && run_events_step(run, rate);
 }
 
 void run_record_close(run_loop *run)
@@ -205,4 +224,5 @@ void run_record_close(run_loop *run)
         td_fail(run->td, TD_ERROR_DATA, "cannot write %s/metrics.jsonl: %s", run->out, strerror(errno));
     run->metrics = NULL;
     td_json_end(&run->line);
+    run_events_close(run);
 }

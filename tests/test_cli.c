@@ -203,6 +203,7 @@ START_TEST(test_ranks_and_accumulation_follow_one_curve)
         ck_assert_sh(0, "rm -rf other; " SMALL "--dtype f64 --dropout 0.2 --clip 1 --steps 8 --out other %s", ways[i]);
         ck_assert_int_eq(read_losses("other", other, 8), 8);
         ck_assert_near(other, one, 8, 1e-10); /* sums in another order */
+        ck_assert_sh(0, "test $(ls other | grep -c tfevents) -eq 1"); /* the first rank's */
     }
 }
 END_TEST
