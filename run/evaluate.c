@@ -25,7 +25,8 @@ static bool evaluate_all(run_loop *run, data_loader *loader)
     run_evaluation *e = &run->evaluation;
     run_metric metrics[RUN_METRICS];
     double sum[RUN_METRICS] = { 0 }, weight[RUN_METRICS] = { 0 };
-    for (data_batch b; data_next(loader, &b);) {
+    int64_t left = run->eval_batches ? run->eval_batches * run->accumulate : INT64_MAX; /* micro-batches */
+    for (data_batch b; left > 0 && data_next(loader, &b); left--) {
         int count = record_batch(run, &b, metrics);
         if (!count) return false;
         for (int i = 0; i < count; i++) {

@@ -81,8 +81,9 @@ static bool start(run_loop *run)
         td_fail(run->td, TD_ERROR_USAGE, "run_next: there is no data to train on: run_train_on comes first");
         return false;
     }
-    if (run->eval_every && !run->evaluation.set) {
-        run_fail_usage(run, "--eval-every has nothing to evaluate on: %s has no data for it; leave it out", run->name);
+    if ((run->eval_every || run->eval_batches) && !run->evaluation.set) {
+        run_fail_usage(run, "--eval-%s has nothing to evaluate on: %s has no data for it; leave it out",
+                       run->eval_every ? "every" : "batches", run->name);
         return false;
     }
     /* Lays out the parameters: what is wrong with --units is known before anything is written. */

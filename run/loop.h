@@ -62,6 +62,7 @@ struct run_loop {
     int64_t steps;                /* updates wanted; 0: not known yet */
     int64_t schedule_steps;
     int64_t save_every, log_every, eval_every;
+    int64_t eval_batches;         /* at most, of `batch` rows each; 0: all */
     char out[RUN_PATH];           /* "": nothing is written */
 
     const run_model *model;       /* of a reference binary; NULL: a program of one's own */

@@ -53,6 +53,8 @@ static const run_flag common_flags[] = {
       .help = "updates between lines of metrics.jsonl" },
     { .name = "eval-every", .kind = RUN_COUNT, .most = 1e15, .commands = RUN_TRAIN,
       .help = "updates between evaluations (only at the end)" },
+    { .name = "eval-batches", .kind = RUN_COUNT, .most = 1e9, .commands = TE,
+      .help = "batches of the data that an evaluation takes at most (all)" },
     { .name = "threads", .kind = RUN_COUNT, .most = 4096,
       .help = "CPU threads of all ranks together (all cores)" },
     { .name = "timeout", .kind = RUN_POSITIVE, .standard = "60", .most = 1e6, .commands = TEB,
@@ -203,6 +205,7 @@ static void resolve(run_loop *run)
     run->save_every = run_flags_whole(f, "save-every");
     run->log_every = run_flags_whole(f, "log-every");
     run->eval_every = run_flags_whole(f, "eval-every");
+    run->eval_batches = run_flags_whole(f, "eval-batches");
     const char *out = run_flags_text(f, "out"), *strategy = run_flags_text(f, "strategy");
     if (out && strlen(out) > RUN_PATH - 256) run_fail_usage(run, "--out is too long a path");
     else if (out) snprintf(run->out, sizeof run->out, "%s", out);

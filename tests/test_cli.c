@@ -176,6 +176,12 @@ START_TEST(test_eval_reads_the_checkpoint_and_its_flags)
     ck_assert_double_eq(summary_number("eval.json", "eval", "accuracy"),
                         summary_number("b/summary.json", "eval", "accuracy"));
     ck_assert_double_eq(summary_number("eval.json", "eval", "loss"), summary_number("b/summary.json", "eval", "loss"));
+    /* of a part of the data: of the same part */
+    ck_assert_sh(0, "rm -rf b; " SMALL "--steps 3 --dtype f64 --accumulate 2 --eval-batches 1 --out b && "
+                    "$MLP eval --out b --json >eval.json && $MLP eval --out b --eval-batches 2 --json >more.json");
+    double part = summary_number("eval.json", "eval", "loss"), trained = summary_number("b/summary.json", "eval", "loss");
+    ck_assert_near(&part, &trained, 1, 1e-12); /* sums in another order */
+    ck_assert(fabs(summary_number("more.json", "eval", "loss") - part) > 1e-6);
 }
 END_TEST
 
