@@ -216,6 +216,7 @@ static void put_header(run_loop *run, td_json_writer *w)
     td_json_put_number(w, "final_loss", run->loss);
     td_json_put_unsigned(w, "seed", td_seed(run->td));
     td_json_put_string(w, "position", position);
+    td_json_put_boolean(w, "overfit_batch", run->overfits);
     td_json_put_integer(w, "batch", run->batch);
     td_json_put_integer(w, "accumulate", run->accumulate);
     td_json_put_integer(w, "world", run->ranks);

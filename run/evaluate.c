@@ -25,7 +25,8 @@ static bool evaluate_all(run_loop *run, data_loader *loader)
     run_evaluation *e = &run->evaluation;
     run_metric metrics[RUN_METRICS];
     double sum[RUN_METRICS] = { 0 }, weight[RUN_METRICS] = { 0 };
-    int64_t left = run->eval_batches ? run->eval_batches * run->accumulate : INT64_MAX; /* micro-batches */
+    int64_t batches = run->overfits ? 1 : run->eval_batches; /* 0: all */
+    int64_t left = batches ? batches * run->accumulate : INT64_MAX; /* micro-batches */
     for (data_batch b; left > 0 && data_next(loader, &b); left--) {
         int count = record_batch(run, &b, metrics);
         if (!count) return false;
@@ -54,6 +55,7 @@ static void say_result(run_loop *run)
 
 static data_loader *open_loader(run_loop *run)
 {
+    if (run->overfits) return run_training_loader(run, run->train);
     return data_loader_open(run->td, run->evaluation.set, &(data_loader_options){
         .batch = run->batch / run->accumulate,
         .rank = run->rank,

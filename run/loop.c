@@ -7,6 +7,24 @@
 
 /* ---- Data and the start */
 
+data_loader *run_training_loader(run_loop *run, data_set *set)
+{
+    bool plans = run->flags.command == RUN_PLAN, stays = run->flags.command == RUN_BENCH; /* on one batch */
+    return data_loader_open(run->td, set, &(data_loader_options){
+        .batch = run->batch,
+        .accumulate = run->accumulate,
+        .rank = run->rank,
+        .world = run->ranks,
+        .seed = td_seed(run->td),
+        .shuffle = true,
+        .threads = 1,
+        .prefetch = stays ? 1 : 0,
+        .hold = stays ? 1 : 0,
+        .dtype = td_float(run->td),
+        .shapes_only = plans,
+    });
+}
+
 void run_train_on(run_loop *run, data_set *set)
 {
     if (!run) {
@@ -21,20 +39,7 @@ void run_train_on(run_loop *run, data_set *set)
                        (long long)run->batch, (long long)set->count, set->name);
         return;
     }
-    bool plans = run->flags.command == RUN_PLAN, stays = run->flags.command == RUN_BENCH; /* on one batch */
-    run->loader = data_loader_open(run->td, set, &(data_loader_options){
-        .batch = run->batch,
-        .accumulate = run->accumulate,
-        .rank = run->rank,
-        .world = run->ranks,
-        .seed = td_seed(run->td),
-        .shuffle = true,
-        .threads = 1,
-        .prefetch = stays ? 1 : 0,
-        .hold = stays ? 1 : 0,
-        .dtype = td_float(run->td),
-        .shapes_only = plans,
-    });
+    run->loader = run_training_loader(run, set);
     if (run->loader && !run->steps) run->steps = run_flags_whole(&run->flags, "epochs") * data_batches(run->loader);
 }
 
@@ -68,10 +73,11 @@ static bool check_schedule(run_loop *run)
 
 static void announce(run_loop *run)
 {
-    run_say(run, "%s %s: %lld parameters, %s on %d rank%s, batch %lld, steps %lld to %lld",
+    run_say(run, "%s %s: %lld parameters, %s on %d rank%s, batch %lld, steps %lld to %lld%s",
             run_flags_on(&run->flags, "resume") ? "going on" : "training", run->name,
             (long long)td_parameter_elements(run->td), run->strategy, run->ranks, run->ranks == 1 ? "" : "s",
-            (long long)run->batch, (long long)run->first_step + 1, (long long)run->steps);
+            (long long)run->batch, (long long)run->first_step + 1, (long long)run->steps,
+            run->overfits ? ", on the first batch alone (--overfit-batch)" : "");
 }
 
 static bool start(run_loop *run)
@@ -107,6 +113,7 @@ bool run_next(run_loop *run, data_batch *b)
     bool at_boundary = run->micro == 0;
     if (at_boundary && run->ranks == 1 && run_signal()) run->stopping = true;
     if (at_boundary && (run->stopping || td_updates(run->td) >= run->steps)) return false;
+    if (at_boundary && run->overfits && !data_seek(run->loader, NULL)) return false;
     if (!data_next(run->loader, b)) return false;
     run->epoch = b->epoch + 1;
     return true;

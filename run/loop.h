@@ -63,6 +63,7 @@ struct run_loop {
     int64_t schedule_steps;
     int64_t save_every, log_every, eval_every;
     int64_t eval_batches;         /* at most, of `batch` rows each; 0: all */
+    bool overfits;                /* every update takes the first batch, and so do evaluations */
     char out[RUN_PATH];           /* "": nothing is written */
 
     const run_model *model;       /* of a reference binary; NULL: a program of one's own */
@@ -122,6 +123,8 @@ void run_busy(run_loop *run, bool busy);
 double run_rate(const run_loop *run, int64_t step);
 
 /* ---- loop.c */
+/* In the order of training, from its start. */
+data_loader *run_training_loader(run_loop *run, data_set *set);
 /* True where any rank's flag is set: a sum over ranks, run as a step of its own. Also a barrier. */
 bool run_any(run_loop *run, bool flag);
 /* Records the backward of a micro-batch's part in the loss of its update, which is returned: loss / accumulate. */

@@ -55,6 +55,8 @@ static const run_flag common_flags[] = {
       .help = "updates between evaluations (only at the end)" },
     { .name = "eval-batches", .kind = RUN_COUNT, .most = 1e9, .commands = TE,
       .help = "batches of the data that an evaluation takes at most (all)" },
+    { .name = "overfit-batch", .kind = RUN_SWITCH, .standard = "false", .commands = RUN_TRAIN,
+      .help = "train and evaluate on the first batch alone: the loss must fall to 0" },
     { .name = "threads", .kind = RUN_COUNT, .most = 4096,
       .help = "CPU threads of all ranks together (all cores)" },
     { .name = "timeout", .kind = RUN_POSITIVE, .standard = "60", .most = 1e6, .commands = TEB,
@@ -202,6 +204,7 @@ static void resolve(run_loop *run)
     run->ranks = (int)run_flags_whole(f, planning ? "world" : "ranks");
     run->batch = run_flags_whole(f, "batch");
     run->accumulate = f->command & (RUN_TRAIN | RUN_BENCH | RUN_PLAN) ? run_flags_whole(f, "accumulate") : 1;
+    run->overfits = f->command == RUN_TRAIN && run_flags_on(f, "overfit-batch");
     run->save_every = run_flags_whole(f, "save-every");
     run->log_every = run_flags_whole(f, "log-every");
     run->eval_every = run_flags_whole(f, "eval-every");

@@ -173,6 +173,9 @@ static bool same_order(run_loop *run, const run_restore *r, const data_position 
         return restore_fail(run, r,
                             "was trained on %lld samples, and %.80s holds %lld: give the --data it was begun with",
                             (long long)saved->count, run->train->name, (long long)here.count);
+    const td_json *overfit = td_json_get(td_json_root(r->document), "overfit_batch");
+    if (run->overfits != (overfit && overfit->kind == TD_JSON_BOOLEAN && overfit->boolean))
+        return restore_fail(run, r, "was trained with%s --overfit-batch: go on so", run->overfits ? "out" : "");
     return true;
 }
 
@@ -183,6 +186,7 @@ bool run_restore_position(run_loop *run, const run_restore *r)
     if (!data_position_parse(td_json_get_string(td_json_root(r->document), "position"), &saved))
         return restore_broken(run, r, "manifest.json: \"position\" is no position of a data loader");
     if (!same_order(run, r, &saved)) return false;
+    if (run->overfits) return true; /* it stands at the first batch */
     /* A program may pass over batches, but an update takes one. */
     bool counted = !__builtin_mul_overflow(saved.epoch, data_batches(run->loader), &given) &&
                    !__builtin_add_overflow(given, saved.batch, &given);

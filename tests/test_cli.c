@@ -185,6 +185,18 @@ START_TEST(test_eval_reads_the_checkpoint_and_its_flags)
 }
 END_TEST
 
+START_TEST(test_a_model_that_can_learn_overfits_a_batch)
+{
+    enter();
+    ck_assert_sh(0, "rm -rf over; " SMALL "--ranks 2 --steps 300 --lr 0.01 --overfit-batch --out over");
+    ck_assert_str_has(out_text, "batch 24, steps 1 to 300, on the first batch alone (--overfit-batch)");
+    ck_assert(summary_number("over/summary.json", NULL, "first_loss") > 1);
+    ck_assert(summary_number("over/summary.json", NULL, "final_loss") < 0.01);
+    ck_assert(summary_number("over/summary.json", "eval", "loss") < 0.01);
+    ck_assert_double_eq(summary_number("over/summary.json", "eval", "accuracy"), 1);
+}
+END_TEST
+
 START_TEST(test_json_is_all_there_is_on_stdout)
 {
     enter();
@@ -452,6 +464,7 @@ START_TEST(test_wrong_usage_is_one_line_and_status_2)
         { 2, "$MLP train --data $DATA --schedule constant --final-lr 1", "--final-lr has no effect here" },
         { 2, "$MLP train --data $DATA --steps 5 --warmup 6", "--warmup 6 is more than the 5 updates" },
         { 2, "$MLP train --data $DATA --batch 10 --accumulate 3", "1 rank x 3 micro-batches: 9" },
+        { 2, "$MLP eval --out b --overfit-batch", "--overfit-batch is no flag of 'mlp eval'" },
         { 2, CLASSIFIER, "--data is needed" },
         { 2, CLASSIFIER "stray --data $DATA", "'stray' stands where a flag should" },
         { 2, CLASSIFIER "--data $DATA --eval-every 2", "--eval-every has nothing to evaluate on" },
@@ -578,6 +591,7 @@ START_TEST(test_nan_stops_and_keeps_the_last_good_checkpoint)
 END_TEST
 
 TESTS("cli", test_training_leaves_its_files, test_eval_reads_the_checkpoint_and_its_flags,
+      test_a_model_that_can_learn_overfits_a_batch,
       test_json_is_all_there_is_on_stdout, test_ranks_and_accumulation_follow_one_curve,
       test_a_checkpoint_goes_on_in_any_world, test_killed_at_any_point_it_resumes_to_the_bit,
       test_a_signal_saves_and_ends_well, test_an_evaluation_due_when_a_signal_comes_is_made,
