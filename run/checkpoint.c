@@ -214,6 +214,10 @@ static void put_header(run_loop *run, td_json_writer *w)
     td_json_put_integer(w, "schedule_steps", run->schedule_steps);
     td_json_put_number(w, "first_loss", run->first_loss);
     td_json_put_number(w, "final_loss", run->loss);
+    td_json_put_number(w, "best_loss", run->best.loss);
+    td_json_put_integer(w, "best_step", run->best.step);
+    td_json_put_integer(w, "judged_step", run->best.judged);
+    td_json_put_integer(w, "evaluations_since_best", run->best.stale);
     td_json_put_unsigned(w, "seed", td_seed(run->td));
     td_json_put_string(w, "position", position);
     td_json_put_boolean(w, "overfit_batch", run->overfits);
@@ -348,4 +352,16 @@ bool run_save(run_loop *run)
     }
     run->saved_step = step;
     return true;
+}
+
+bool run_save_again(run_loop *run)
+{
+    char final[RUN_PATH];
+    bool there = *run->out && run->saved_step == td_updates(run->td);
+    if (run_failed(run) || !there || run->rank != 0) return !run_failed(run);
+    run_busy(run, true);
+    bool ok = run_path(run->td, final, "%s/checkpoints/step-%lld", run->out, (long long)run->saved_step) &&
+              write_manifest(run, final);
+    run_busy(run, false);
+    return ok;
 }

@@ -82,6 +82,23 @@ bool run_evaluate(run_loop *run)
     return true;
 }
 
+/* ---- The best so far */
+
+/* Every rank has the same numbers, and so comes to the same. NaN is no better than anything. */
+bool run_judge(run_loop *run)
+{
+    const run_evaluation *e = &run->evaluation;
+    run_best *best = &run->best;
+    if (!e->count || e->step <= best->judged) return true;
+    best->judged = e->step;
+    best->stale++;
+    if (e->value[0] < best->loss) *best = (run_best){ .loss = e->value[0], .step = e->step, .judged = e->step };
+    run->stopped_early = run->stop_after && best->stale >= run->stop_after;
+    return run_save_again(run);
+}
+
+/* ---- The set */
+
 void run_evaluation_close(run_evaluation *e)
 {
     data_loader_close(e->loader);

@@ -48,12 +48,13 @@ static bool resume(run_loop *run)
 {
     run_busy(run, true);
     run_restore *r = run_restore_open(run, true);
-    bool ok = r && run_restore_states(run, r) && run_restore_position(run, r);
+    bool ok = r && run_restore_states(run, r) && run_restore_position(run, r) && run_restore_best(run, r);
     if (ok) {
         run->saved_step = run_restore_step(r);
         run->first_loss = run_restore_loss(r, "first_loss");
         run->loss = run_restore_loss(r, "final_loss");
         if (!run->schedule_steps) run->schedule_steps = run_restore_schedule_steps(r);
+        run->stopped_early = run->stop_after && run->best.stale >= run->stop_after;
         td_set_updates(run->td, run->saved_step);
     }
     run_restore_close(r);
@@ -80,6 +81,9 @@ static void announce(run_loop *run)
             run->overfits ? ", on the first batch alone (--overfit-batch)" : "");
 }
 
+/* All updates that were wanted. */
+static bool is_done(const run_loop *run) { return run->stopped_early || td_updates(run->td) >= run->steps; }
+
 static bool start(run_loop *run)
 {
     int64_t begin, end;
@@ -98,7 +102,7 @@ static bool start(run_loop *run)
     if (run_flags_on(&run->flags, "resume") && !resume(run)) return false;
     if (!check_schedule(run)) return false;
     run->first_step = td_updates(run->td);
-    if (run->first_step < run->steps) {
+    if (!is_done(run)) {
         if (!run_record_prepare(run)) return false;
         announce(run);
     }
@@ -112,7 +116,7 @@ bool run_next(run_loop *run, data_batch *b)
     if (!run->started && !start(run)) return false;
     bool at_boundary = run->micro == 0;
     if (at_boundary && run->ranks == 1 && run_signal()) run->stopping = true;
-    if (at_boundary && (run->stopping || td_updates(run->td) >= run->steps)) return false;
+    if (at_boundary && (run->stopping || is_done(run))) return false;
     if (at_boundary && run->overfits && !data_seek(run->loader, NULL)) return false;
     if (!data_next(run->loader, b)) return false;
     run->epoch = b->epoch + 1;
@@ -197,9 +201,9 @@ static void look_after(run_loop *run)
     if (first && !run_record_open(run)) return;
     if (logs) run_say_step(run);
     if (last && evaluates && !run_save(run)) return; /* an evaluation that fails takes nothing with it */
-    if (evaluates && !run_evaluate(run)) return;
+    if (evaluates && !(run_evaluate(run) && run_judge(run))) return;
     if (logs && !run_record_step(run)) return;
-    if (last || is_due(step, run->save_every)) run_save(run);
+    if (last || run->stopped_early || is_due(step, run->save_every)) run_save(run);
 }
 
 void run_step(run_loop *run, opt_optimizer *opt, td_tensor loss)
@@ -237,16 +241,23 @@ static void say_stopped(run_loop *run, int64_t step)
     else run_say(run, "stopped by a signal after step %lld; nothing is saved without --out", (long long)step);
 }
 
+static void say_stopped_early(run_loop *run, int64_t step)
+{
+    run_say(run, "stopped early at step %lld: the evaluation was best, %s %.6g, at step %lld; a larger --stop-after goes on",
+            (long long)step, run->evaluation.name[0], run->best.loss, (long long)run->best.step);
+}
+
 static void finish(run_loop *run)
 {
     int64_t step = td_updates(run->td);
-    bool stopped = run->stopping && step < run->steps;
+    bool stopped = run->stopping && !is_done(run);
     bool trained = step > run->first_step;
     if (!run->started || (trained && !run_save(run))) return;
     if (!stopped && run->evaluation.step != step) run_evaluate(run);
     run_record_close(run);
     if (run_failed(run)) return;
     if (stopped) say_stopped(run, step);
+    else if (run->stopped_early) say_stopped_early(run, step);
     else if (!trained)
         run_say(run, "nothing to do: step %lld of %lld is done; a larger --steps goes on", (long long)step,
                 (long long)run->steps);

@@ -39,6 +39,14 @@ typedef struct run_evaluation {
     int64_t step;                 /* of the last evaluation; -1: none */
 } run_evaluation;
 
+/* What evaluations have said of the run so far, by their first metric; lower is better. Saved with it. */
+typedef struct run_best {
+    double loss;                  /* the lowest; infinity: none */
+    int64_t step;                 /* of it; -1: none */
+    int64_t judged;               /* the step of the last evaluation that counted; -1: none */
+    int64_t stale;                /* evaluations since the best */
+} run_best;
+
 typedef struct run_restore run_restore; /* a checkpoint opened for reading */
 
 struct run_loop {
@@ -62,6 +70,7 @@ struct run_loop {
     int64_t steps;                /* updates wanted; 0: not known yet */
     int64_t schedule_steps;
     int64_t save_every, log_every, eval_every;
+    int64_t stop_after;           /* evaluations without a better one; 0: never */
     int64_t eval_batches;         /* at most, of `batch` rows each; 0: all */
     bool overfits;                /* every update takes the first batch, and so do evaluations */
     char out[RUN_PATH];           /* "": nothing is written */
@@ -70,10 +79,12 @@ struct run_loop {
     data_set *train;
     data_loader *loader;
     run_evaluation evaluation;
+    run_best best;
     opt_optimizer *opt;           /* the run's once it is known */
 
     bool started;                 /* the first run_next has been */
     bool stopping;                /* a signal came on some rank */
+    bool stopped_early;           /* by --stop-after */
     union { float f32; double f64; } stop_flag; /* this rank's word on that, an input of the step */
     int64_t epoch;                /* of the last micro-batch, from 1 */
     int64_t micro;                /* micro-batches of the update in progress */
@@ -191,6 +202,8 @@ bool run_path(td_context *td, char path[RUN_PATH], const char *format, ...) TD_P
 
 /* ---- checkpoint.c, restore.c: OUT/checkpoints/step-N */
 bool run_save(run_loop *run);
+/* Writes the manifest of the checkpoint that run_save made of this step again, where what it says has changed since. */
+bool run_save_again(run_loop *run);
 /* The highest step with a manifest; -1: none. */
 int64_t run_latest(const char *out);
 int64_t run_latest_below(const char *out, int64_t below);
@@ -198,6 +211,7 @@ run_restore *run_restore_open(run_loop *run, bool training);     /* the latest c
 int64_t run_restore_step(const run_restore *r);
 int64_t run_restore_schedule_steps(const run_restore *r);
 double run_restore_loss(const run_restore *r, const char *which); /* "first_loss", "final_loss"; NaN: not known */
+bool run_restore_best(run_loop *run, const run_restore *r);      /* run->best */
 bool run_restore_position(run_loop *run, const run_restore *r);
 /* Fills every state. Errors name what is left over on either side. */
 bool run_restore_states(run_loop *run, run_restore *r);
@@ -206,6 +220,8 @@ void run_restore_close(run_restore *r);
 /* ---- evaluate.c */
 bool run_evaluate(run_loop *run);
 void run_evaluation_close(run_evaluation *e);
+/* Counts the last evaluation: whether it is the best, and whether it is time to stop early. */
+bool run_judge(run_loop *run);
 
 /* ---- bench.c */
 void run_bench(run_loop *run, const run_model *model, void *object);

@@ -55,6 +55,8 @@ static const run_flag common_flags[] = {
       .help = "updates between evaluations (only at the end)" },
     { .name = "eval-batches", .kind = RUN_COUNT, .most = 1e9, .commands = TE,
       .help = "batches of the data that an evaluation takes at most (all)" },
+    { .name = "stop-after", .kind = RUN_COUNT, .most = 1e9, .commands = RUN_TRAIN,
+      .help = "evaluations without a lower loss after which it ends (never)" },
     { .name = "overfit-batch", .kind = RUN_SWITCH, .standard = "false", .commands = RUN_TRAIN,
       .help = "train and evaluate on the first batch alone: the loss must fall to 0" },
     { .name = "threads", .kind = RUN_COUNT, .most = 4096,
@@ -194,6 +196,8 @@ static void check_settings(run_loop *run)
         run_check_effect(run, "final-lr", "schedule", "linear or cosine");
         run_check_effect(run, "schedule-steps", "schedule", "linear or cosine");
     }
+    if (run->stop_after && !run->eval_every)
+        run_fail_usage(run, "--stop-after needs --eval-every N: it counts those evaluations");
     check_batch(run);
 }
 
@@ -208,6 +212,7 @@ static void resolve(run_loop *run)
     run->save_every = run_flags_whole(f, "save-every");
     run->log_every = run_flags_whole(f, "log-every");
     run->eval_every = run_flags_whole(f, "eval-every");
+    run->stop_after = run_flags_whole(f, "stop-after");
     run->eval_batches = run_flags_whole(f, "eval-batches");
     const char *out = run_flags_text(f, "out"), *strategy = run_flags_text(f, "strategy");
     if (out && strlen(out) > RUN_PATH - 256) run_fail_usage(run, "--out is too long a path");
@@ -279,6 +284,7 @@ run_loop *run_open_command(unsigned command, const char *subcommand, int *argc, 
     run->flags.command = command;
     run->ranks = 1;
     run->saved_step = -1;
+    run->best = (run_best){ .loss = HUGE_VAL, .step = -1, .judged = -1 };
     run->loss = run->first_loss = (double)NAN;
     name_program(run, subcommand, *argc > 0 ? (*argv)[0] : NULL, defaults);
     run_signals_ignore();

@@ -159,6 +159,22 @@ double run_restore_loss(const run_restore *r, const char *which)
     return td_json_get_number(td_json_root(r->document), which, (double)NAN);
 }
 
+bool run_restore_best(run_loop *run, const run_restore *r)
+{
+    const td_json *root = td_json_root(r->document);
+    run_best best = {
+        .loss = td_json_get_number(root, "best_loss", HUGE_VAL),
+        .step = td_json_get_whole(root, "best_step", -1),
+        .judged = td_json_get_whole(root, "judged_step", -1),
+        .stale = td_json_get_whole(root, "evaluations_since_best", 0),
+    };
+    if (best.step > r->step || best.judged > r->step || best.stale < 0)
+        return restore_broken(run, r, "manifest.json: the best evaluation is not one before step %lld",
+                              (long long)r->step);
+    run->best = best;
+    return true;
+}
+
 /* The order of the data is that of the seed, the batch and the samples it was begun with. */
 static bool same_order(run_loop *run, const run_restore *r, const data_position *saved)
 {

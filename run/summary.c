@@ -40,6 +40,7 @@ static void put_training(const run_loop *run, td_json_writer *w)
     td_json_put_integer(w, "steps", run->flags.command == RUN_BENCH ? run->timed : td_updates(run->td));
     td_json_put_number(w, "first_loss", run->first_loss);
     td_json_put_number(w, "final_loss", run->loss);
+    if (run->flags.command == RUN_TRAIN) td_json_put_boolean(w, "stopped_early", run->stopped_early);
 }
 
 void run_put_evaluation(const run_evaluation *e, td_json_writer *w)

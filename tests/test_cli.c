@@ -197,6 +197,17 @@ START_TEST(test_a_model_that_can_learn_overfits_a_batch)
 }
 END_TEST
 
+START_TEST(test_ranks_stop_early_together)
+{
+    enter();
+    ck_assert_sh(0, "rm -rf early; " SMALL "--ranks 2 --steps 1000 --optimizer sgd --lr 1e-30 --eval-every 2 --stop-after 3 "
+                    "--out early");
+    ck_assert_str_has(out_text, "stopped early at step 8: the evaluation was best, loss ");
+    ck_assert_str_has(out_text, ", at step 2; a larger --stop-after goes on\n");
+    ck_assert_sh(0, "grep '\"stopped_early\":true' early/summary.json && test -s early/checkpoints/step-8/manifest.json");
+}
+END_TEST
+
 START_TEST(test_json_is_all_there_is_on_stdout)
 {
     enter();
@@ -465,6 +476,7 @@ START_TEST(test_wrong_usage_is_one_line_and_status_2)
         { 2, "$MLP train --data $DATA --steps 5 --warmup 6", "--warmup 6 is more than the 5 updates" },
         { 2, "$MLP train --data $DATA --batch 10 --accumulate 3", "1 rank x 3 micro-batches: 9" },
         { 2, "$MLP eval --out b --overfit-batch", "--overfit-batch is no flag of 'mlp eval'" },
+        { 2, "$MLP train --data $DATA --stop-after 3", "--stop-after needs --eval-every" },
         { 2, CLASSIFIER, "--data is needed" },
         { 2, CLASSIFIER "stray --data $DATA", "'stray' stands where a flag should" },
         { 2, CLASSIFIER "--data $DATA --eval-every 2", "--eval-every has nothing to evaluate on" },
@@ -557,6 +569,7 @@ START_TEST(test_a_manifest_that_cannot_be_is_refused)
         { "s/\"schedule_steps\":3/\"schedule_steps\":-3/",
           "\"schedule_steps\" must be a whole number of at least 1" },
         { "s/\"schedule_steps\":3,//", "\"schedule_steps\" must be a whole number of at least 1" },
+        { "s/\"best_step\":3/\"best_step\":4/", "the best evaluation is not one before step 3" },
         { "s/epoch 0 batch 3/epoch 0 batch 2/", "\"position\" is before step 3" },
         { "s/epoch 0 batch 3/epoch 9223372036854775807 batch 3/", "\"position\" is before step 3" },
         { "s/{[^{}]*\"key\":\"net.0.bias\",\"begin\"[^}]*}/&,&/", "a piece of 'net.0.bias' cannot be" },
@@ -591,7 +604,7 @@ START_TEST(test_nan_stops_and_keeps_the_last_good_checkpoint)
 END_TEST
 
 TESTS("cli", test_training_leaves_its_files, test_eval_reads_the_checkpoint_and_its_flags,
-      test_a_model_that_can_learn_overfits_a_batch,
+      test_a_model_that_can_learn_overfits_a_batch, test_ranks_stop_early_together,
       test_json_is_all_there_is_on_stdout, test_ranks_and_accumulation_follow_one_curve,
       test_a_checkpoint_goes_on_in_any_world, test_killed_at_any_point_it_resumes_to_the_bit,
       test_a_signal_saves_and_ends_well, test_an_evaluation_due_when_a_signal_comes_is_made,
