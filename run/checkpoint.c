@@ -14,7 +14,7 @@
 
 #include "run/loop.h"
 
-enum { KEPT_CHECKPOINTS = 3, KEY_ROOM = 288 };
+enum { KEY_ROOM = 288 };
 
 /* "step-N" -> N; -1: another name. */
 static int64_t step_of(const char *name)
@@ -292,13 +292,14 @@ static bool put_in_place(run_loop *run, const char *partial, const char *final)
            run_sync_directory(run->td, parent);
 }
 
-/* Older checkpoints than those that are kept. */
+/* Older checkpoints than those that are kept. The newest one's manifest says which is the best. */
 static bool prune_old(run_loop *run, int64_t newest)
 {
     int64_t step = newest;
-    for (int kept = 1; kept < KEPT_CHECKPOINTS && step >= 0; kept++) step = run_latest_below(run->out, step);
+    for (int64_t kept = 1; kept < run->keep && step >= 0; kept++) step = run_latest_below(run->out, step);
     while (step >= 0 && (step = run_latest_below(run->out, step)) >= 0) {
         char path[RUN_PATH];
+        if (run->keep_best && step == run->best.step) continue;
         if (!run_path(run->td, path, "%s/checkpoints/step-%lld", run->out, (long long)step)) return false;
         if (!run_remove_tree(run->td, path)) return false;
     }

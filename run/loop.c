@@ -203,7 +203,8 @@ static void look_after(run_loop *run)
     if (last && evaluates && !run_save(run)) return; /* an evaluation that fails takes nothing with it */
     if (evaluates && !(run_evaluate(run) && run_judge(run))) return;
     if (logs && !run_record_step(run)) return;
-    if (last || run->stopped_early || is_due(step, run->save_every)) run_save(run);
+    bool best = run->keep_best && run->best.step == step;
+    if (last || best || run->stopped_early || is_due(step, run->save_every)) run_save(run);
 }
 
 void run_step(run_loop *run, opt_optimizer *opt, td_tensor loss)

@@ -70,6 +70,8 @@ struct run_loop {
     int64_t steps;                /* updates wanted; 0: not known yet */
     int64_t schedule_steps;
     int64_t save_every, log_every, eval_every;
+    int64_t keep;                 /* checkpoints, the newest */
+    bool keep_best;               /* and that of the best evaluation */
     int64_t stop_after;           /* evaluations without a better one; 0: never */
     int64_t eval_batches;         /* at most, of `batch` rows each; 0: all */
     bool overfits;                /* every update takes the first batch, and so do evaluations */
@@ -207,7 +209,8 @@ bool run_save_again(run_loop *run);
 /* The highest step with a manifest; -1: none. */
 int64_t run_latest(const char *out);
 int64_t run_latest_below(const char *out, int64_t below);
-run_restore *run_restore_open(run_loop *run, bool training);     /* the latest checkpoint of OUT; NULL: an error */
+/* The latest checkpoint of OUT, or with --best that of the best evaluation. NULL: an error. */
+run_restore *run_restore_open(run_loop *run, bool training);
 int64_t run_restore_step(const run_restore *r);
 int64_t run_restore_schedule_steps(const run_restore *r);
 double run_restore_loss(const run_restore *r, const char *which); /* "first_loss", "final_loss"; NaN: not known */

@@ -49,6 +49,12 @@ static const run_flag common_flags[] = {
       .help = "go on from the last checkpoint in --out" },
     { .name = "save-every", .kind = RUN_COUNT, .standard = "1000", .most = 1e15, .commands = RUN_TRAIN,
       .help = "updates between checkpoints" },
+    { .name = "keep", .kind = RUN_COUNT, .standard = "3", .most = 1e9, .commands = RUN_TRAIN,
+      .help = "checkpoints that are kept, the newest" },
+    { .name = "keep-best", .kind = RUN_SWITCH, .standard = "false", .commands = RUN_TRAIN,
+      .help = "and that of the best evaluation, which is saved" },
+    { .name = "best", .kind = RUN_SWITCH, .standard = "false", .commands = RUN_EVAL | RUN_RESTORED,
+      .help = "the checkpoint of the best evaluation, not the last (train --keep-best)" },
     { .name = "log-every", .kind = RUN_COUNT, .standard = "10", .most = 1e15, .commands = RUN_TRAIN,
       .help = "updates between lines of metrics.jsonl" },
     { .name = "eval-every", .kind = RUN_COUNT, .most = 1e15, .commands = RUN_TRAIN,
@@ -189,14 +195,19 @@ static void check_settings(run_loop *run)
         run_fail_usage(run, "--resume needs --out DIR: the directory of the run to go on with");
     if (f->command & (RUN_EVAL | RUN_RESTORED) && !*run->out)
         run_fail_usage(run, "%s needs --out DIR: the directory of a trained model", strrchr(run->program, ' ') + 1);
-    if (run_flags_source(f, "save-every") == RUN_GIVEN && !*run->out)
-        run_fail_usage(run, "--save-every needs --out DIR: without it nothing is saved");
+    static const char *const savers[] = { "save-every", "keep", "keep-best" };
+    for (size_t i = 0; i < sizeof savers / sizeof *savers; i++)
+        if (run_flags_source(f, savers[i]) == RUN_GIVEN && !*run->out)
+            run_fail_usage(run, "--%s needs --out DIR: without it nothing is saved", savers[i]);
+    bool trains = f->command == RUN_TRAIN;
+    if (trains && run->keep_best && !run->eval_every)
+        run_fail_usage(run, "--keep-best needs --eval-every N: the best of those evaluations is kept");
     if (strcmp(run->strategy, "fsdp")) run_check_effect(run, "units", "strategy", "fsdp");
     if (!strcmp(run_flags_text(f, "schedule"), "constant")) {
         run_check_effect(run, "final-lr", "schedule", "linear or cosine");
         run_check_effect(run, "schedule-steps", "schedule", "linear or cosine");
     }
-    if (run->stop_after && !run->eval_every)
+    if (trains && run->stop_after && !run->eval_every)
         run_fail_usage(run, "--stop-after needs --eval-every N: it counts those evaluations");
     check_batch(run);
 }
@@ -212,6 +223,8 @@ static void resolve(run_loop *run)
     run->save_every = run_flags_whole(f, "save-every");
     run->log_every = run_flags_whole(f, "log-every");
     run->eval_every = run_flags_whole(f, "eval-every");
+    run->keep = run_flags_whole(f, "keep");
+    run->keep_best = run_flags_on(f, "keep-best");
     run->stop_after = run_flags_whole(f, "stop-after");
     run->eval_batches = run_flags_whole(f, "eval-batches");
     const char *out = run_flags_text(f, "out"), *strategy = run_flags_text(f, "strategy");

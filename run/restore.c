@@ -114,14 +114,8 @@ static bool read_manifest(run_loop *run, run_restore *r)
     return true;
 }
 
-run_restore *run_restore_open(run_loop *run, bool training)
+static run_restore *open_step(run_loop *run, bool training, int64_t step)
 {
-    int64_t step = run_latest(run->out);
-    if (step < 0) {
-        td_fail(run->td, TD_ERROR_DATA, "%s/checkpoints holds no complete checkpoint: train with --out %s first",
-                run->out, run->out);
-        return NULL;
-    }
     run_restore *r = calloc(1, sizeof *r);
     if (!r) {
         td_fail(run->td, TD_ERROR_MEMORY, "out of memory while opening a checkpoint");
@@ -138,6 +132,35 @@ run_restore *run_restore_open(run_loop *run, bool training)
     }
     run_restore_close(r);
     return NULL;
+}
+
+/* The step of the best evaluation, as the checkpoint says; -1: an error. */
+static int64_t best_step(run_loop *run, const run_restore *latest)
+{
+    if (!run_restore_best(run, latest)) return -1;
+    int64_t best = run->best.step;
+    if (best < 0)
+        restore_fail(run, latest, "knows of no evaluation: --best is for a run trained with --eval-every");
+    else if (run_latest_below(run->out, best + 1) != best)
+        restore_fail(run, latest, "says that step-%lld was the best, which is no longer there: train with --keep-best",
+                     (long long)best);
+    else return best;
+    return -1;
+}
+
+run_restore *run_restore_open(run_loop *run, bool training)
+{
+    int64_t step = run_latest(run->out);
+    if (step < 0) {
+        td_fail(run->td, TD_ERROR_DATA, "%s/checkpoints holds no complete checkpoint: train with --out %s first",
+                run->out, run->out);
+        return NULL;
+    }
+    run_restore *latest = open_step(run, training, step);
+    if (!latest || !run_flags_on(&run->flags, "best")) return latest;
+    step = best_step(run, latest);
+    run_restore_close(latest);
+    return step < 0 ? NULL : open_step(run, training, step);
 }
 
 void run_restore_close(run_restore *r)

@@ -208,6 +208,27 @@ START_TEST(test_ranks_stop_early_together)
 }
 END_TEST
 
+/* A rate far too high after 20 updates: the best evaluation is not the last. */
+START_TEST(test_eval_reads_the_best_checkpoint)
+{
+    enter();
+    ck_assert_sh(0, "rm -rf best; " SMALL "--steps 20 --lr 0.01 --eval-every 5 --keep 1 --keep-best --out best && "
+                    "$MLP train --resume --out best --steps 40 --lr 100 --schedule constant && ls best/checkpoints");
+    ck_assert_str_has(out_text, "\nstep-20\nstep-40\n");
+    ck_assert_sh(0, "$MLP eval --out best --best --json >eval.json");
+    ck_assert_str_has(err_text, "eval at step 20");
+    ck_assert(summary_number("eval.json", "eval", "loss") < summary_number("best/summary.json", "eval", "loss"));
+    ck_assert_sh(0, "$MLP eval --out best --json >eval.json");
+    ck_assert_str_has(err_text, "eval at step 40");
+    ck_assert_sh(1, "rm -r best/checkpoints/step-20; $MLP eval --out best --best");
+    ck_assert_str_eq(err_text, "mlp: best/checkpoints/step-40: says that step-20 was the best, which is no longer there: "
+                               "train with --keep-best\n");
+    ck_assert_sh(1, "rm -rf best; " SMALL "--steps 2 --out best && sed -i 's/\"best_step\":2/\"best_step\":-1/' "
+                    "best/checkpoints/step-2/manifest.json && $MLP eval --out best --best");
+    ck_assert_str_has(err_text, "knows of no evaluation: --best is for a run trained with --eval-every");
+}
+END_TEST
+
 START_TEST(test_json_is_all_there_is_on_stdout)
 {
     enter();
@@ -477,6 +498,9 @@ START_TEST(test_wrong_usage_is_one_line_and_status_2)
         { 2, "$MLP train --data $DATA --batch 10 --accumulate 3", "1 rank x 3 micro-batches: 9" },
         { 2, "$MLP eval --out b --overfit-batch", "--overfit-batch is no flag of 'mlp eval'" },
         { 2, "$MLP train --data $DATA --stop-after 3", "--stop-after needs --eval-every" },
+        { 2, "$MLP train --data $DATA --keep 2", "--keep needs --out" },
+        { 2, "$MLP train --data $DATA --keep-best --out c", "--keep-best needs --eval-every" },
+        { 2, "$MLP train --data $DATA --best", "--best is no flag of 'mlp train'" },
         { 2, CLASSIFIER, "--data is needed" },
         { 2, CLASSIFIER "stray --data $DATA", "'stray' stands where a flag should" },
         { 2, CLASSIFIER "--data $DATA --eval-every 2", "--eval-every has nothing to evaluate on" },
@@ -605,6 +629,7 @@ END_TEST
 
 TESTS("cli", test_training_leaves_its_files, test_eval_reads_the_checkpoint_and_its_flags,
       test_a_model_that_can_learn_overfits_a_batch, test_ranks_stop_early_together,
+      test_eval_reads_the_best_checkpoint,
       test_json_is_all_there_is_on_stdout, test_ranks_and_accumulation_follow_one_curve,
       test_a_checkpoint_goes_on_in_any_world, test_killed_at_any_point_it_resumes_to_the_bit,
       test_a_signal_saves_and_ends_well, test_an_evaluation_due_when_a_signal_comes_is_made,

@@ -179,8 +179,60 @@ START_TEST(test_an_early_stop_needs_evaluations)
 }
 END_TEST
 
+/* ---- --keep, --keep-best ---------------------------------------------------------------------------------- */
+
+/* The steps of the checkpoints, as "2 5 6". */
+static const char *steps_kept(const char *out)
+{
+    static char text[256];
+    char path[256];
+    size_t at = 0;
+    text[0] = 0;
+    for (int step = 0; step < 32; step++) {
+        snprintf(path, sizeof path, "%s/checkpoints/step-%d/manifest.json", out, step);
+        if (exists(path)) at += (size_t)snprintf(text + at, sizeof text - at, at ? " %d" : "%d", step);
+    }
+    return text;
+}
+
+START_TEST(test_as_many_checkpoints_are_kept_as_asked_for)
+{
+    clean("keep");
+    ck_assert_int_eq(train("--steps 9 --save-every 1 --keep 5 --out keep", 5, NULL, NULL), 0);
+    ck_assert_str_eq(steps_kept("keep"), "5 6 7 8 9");
+    ck_assert_int_eq(train("--steps 10 --resume --keep 1 --out keep", 5, NULL, NULL), 0);
+    ck_assert_str_eq(steps_kept("keep"), "10");
+    ck_assert_int_eq(train("--steps 2 --keep 1", 5, NULL, NULL), 2); /* nothing is saved without --out */
+}
+END_TEST
+
+START_TEST(test_the_best_checkpoint_outlives_newer_ones)
+{
+    clean("best");
+    ck_assert_int_eq(train_told("--steps 3 --save-every 1 --eval-every 1 --keep 1 --keep-best --out best", falls_twice, 0), 3);
+    ck_assert_str_eq(steps_kept("best"), "2 3");
+    ck_assert_int_eq(train_told("--steps 4 --resume --out best", falls_twice, 0), 4); /* from 3, not from 2 */
+    ck_assert_str_eq(steps_kept("best"), "2 4");
+    ck_assert_int_eq(train_told("--steps 8 --resume --out best", falls_twice, 0), 8);
+    ck_assert_str_eq(steps_kept("best"), "5 8");
+    ck_assert_int_eq(train_told("--steps 10 --resume --out best", falls_twice, 0), 10);
+    ck_assert_str_eq(steps_kept("best"), "9 10");
+}
+END_TEST
+
+/* Where no checkpoint is due, too. */
+START_TEST(test_an_evaluation_that_is_the_best_saves)
+{
+    clean("saves");
+    ck_assert_int_eq(train_told("--steps 8 --eval-every 1 --keep 9 --keep-best --out saves", falls_twice, 0), 8);
+    ck_assert_str_eq(steps_kept("saves"), "1 2 5 8");
+    ck_assert_int_eq(train("--steps 2 --keep-best --out saves", 5, NULL, NULL), 2); /* needs evaluations */
+}
+END_TEST
+
 TESTS("run_tools", test_an_evaluation_takes_no_more_batches_than_allowed,
       test_overfitting_takes_the_first_batch_again_and_again, test_overfitting_goes_on_to_the_bit,
       test_overfitting_evaluates_on_its_batch, test_it_stops_when_evaluations_improve_no_more,
       test_what_counts_for_an_early_stop_is_saved, test_an_evaluation_that_is_nan_is_no_improvement,
-      test_an_early_stop_needs_evaluations)
+      test_an_early_stop_needs_evaluations, test_as_many_checkpoints_are_kept_as_asked_for,
+      test_the_best_checkpoint_outlives_newer_ones, test_an_evaluation_that_is_the_best_saves)
