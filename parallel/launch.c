@@ -93,7 +93,7 @@ static bool watch_signals(launcher *l)
 {
     sigset_t watched;
     sigemptyset(&watched);
-    static const int signals[] = { SIGINT, SIGTERM, SIGHUP, SIGTSTP, SIGCHLD };
+    static const int signals[] = { SIGINT, SIGTERM, SIGHUP, SIGTSTP, SIGUSR1, SIGCHLD };
     for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) sigaddset(&watched, signals[i]);
     pthread_sigmask(SIG_BLOCK, &watched, &l->mask);
     sigaction(SIGCHLD, &(struct sigaction){ .sa_handler = SIG_DFL },
@@ -118,6 +118,7 @@ static _Noreturn void become_rank(launcher *l, int rank, int stderr_fd)
         dup2(stderr_fd, STDERR_FILENO);
     }
     fcntl(l->segment_fd, F_SETFD, 0);
+    signal(SIGUSR1, SIG_IGN); /* until the rank has a use for it */
     sigprocmask(SIG_SETMASK, &l->mask, NULL);
     execve(l->path, l->argv, l->environment);
     atomic_store(&l->world.segment->area[rank].start_error, errno);
@@ -242,6 +243,10 @@ static void pass_on(launcher *l, int number)
         signal_all(l, SIGCONT);
         return;
     }
+    if (number == SIGUSR1) { /* a request, which ranks agree on among themselves: of several they would make several */
+        if (l->rank[0].pid > 0) kill(l->rank[0].pid, number);
+        return;
+    }
     if (l->interrupted) {
         par_break(&l->world, PAR_LAUNCHER, "stopped by signal %d (%s)", number, strsignal(number));
         signal_all(l, SIGKILL);
@@ -270,11 +275,15 @@ static void wait_for_events(launcher *l)
 static void watch(launcher *l)
 {
     bool failed = false;
+    double before = par_seconds(), excused = 0;
     while (running(l) > 0) {
         wait_for_events(l);
         read_signals(l);
         look_at_ranks(l);
-        double now = par_seconds();
+        double now = par_seconds(), slice = now - before;
+        before = now;
+        bool saves = !failed && l->kill_at > 0 && par_excused(l->world.segment, excused); /* it was asked to, perhaps */
+        if (saves) l->kill_at += slice, excused += slice;
         if (!failed && par_broken(&l->world)) {
             failed = true;
             if (l->kill_at == 0 || l->kill_at > now + GRACE_S) l->kill_at = now + GRACE_S;

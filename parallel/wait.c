@@ -157,8 +157,8 @@ static bool is_late(par_local *me, int other)
     return par_stopped(me);
 }
 
-/* A rank that saves a checkpoint, say, is not late. It may be busy for a while only: it could have been stopped. */
-static bool is_excused(const par_segment *s, double excused)
+/* It may be busy for a while only: it could have been stopped. */
+bool par_excused(const par_segment *s, double excused)
 {
     if (excused > BUSY_MOST_S && excused > BUSY_TIMEOUTS * s->timeout_s) return false;
     for (int r = 0; r < s->ranks; r++)
@@ -190,7 +190,7 @@ static bool sleep_until(par_local *me, int other, par_word *word, uint32_t targe
         futex_sleep(word, value, left < SLICE_S ? left : SLICE_S);
         double now = par_seconds(), slice = now - before;
         if (slice > LONGEST_SLICE_S) slice = LONGEST_SLICE_S;
-        *(is_excused(s, excused) ? &excused : &waited) += slice;
+        *(par_excused(s, excused) ? &excused : &waited) += slice;
         before = now;
     }
 }

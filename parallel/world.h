@@ -151,6 +151,9 @@ void *par_staging(const par_world *world, int rank, int slot, unsigned parity);
 void par_break(par_world *world, int who, const char *format, ...) TD_PRINTF(3, 4);
 /* The text it was stopped with; NULL: it was not. */
 const char *par_broken(const par_world *world);
+/* Some rank does what takes long, saves a checkpoint, say, and nobody is late who waits; `excused`: seconds that have
+ * been let pass for that already. */
+bool par_excused(const par_segment *s, double excused);
 /* Gives the rank's context the world's text. Returns false. */
 bool par_stopped(par_local *me);
 /* Adds one and wakes who waits. */

@@ -107,12 +107,17 @@ static void write_pid(int rank)
     fclose(f);
 }
 
-/* Waits for a signal, then ends well; `stubborn` ends only when killed, `plain` has no handler. */
-static int wait_for_signal(int rank, const char *mode)
+/* Waits for a signal, then ends well; `stubborn` ends only when killed, `plain` has no handler, `saves long` is busy. */
+static int wait_for_signal(par_world *world, int rank, const char *mode)
 {
     if (strcmp(mode, "plain") != 0) signal(SIGTERM, on_signal), signal(SIGINT, on_signal);
     write_pid(rank);
     while (!asked_to_end || strcmp(mode, "stubborn") == 0) sleep_s(0.02);
+    if (strcmp(mode, "saves long") == 0) {
+        par_busy(world, rank, true);
+        sleep_s(4);
+        par_busy(world, rank, false);
+    }
     sleep_s(0.2);                                              /* a second, doubled signal would come by now */
     return asked_to_end == 1 && getpgrp() == getpid() ? 0 : 9; /* else the terminal would signal it too */
 }
@@ -124,8 +129,8 @@ static int rank_main(const char *mode)
     if (!world) return 99;
     int status = 0;
     if (strcmp(mode, "collectives") == 0) status = ranks_every_collective(world, rank) ? 1 : 0;
-    else if (strcmp(mode, "saves") == 0 || strcmp(mode, "stubborn") == 0 || strcmp(mode, "plain") == 0)
-        status = wait_for_signal(rank, mode);
+    else if (strncmp(mode, "saves", 5) == 0 || strcmp(mode, "stubborn") == 0 || strcmp(mode, "plain") == 0)
+        status = wait_for_signal(world, rank, mode);
     else if (strcmp(mode, "usage") == 0) {
         par_fail_world(world, rank, "unknown flag --foo");
         status = 2;
@@ -372,11 +377,25 @@ START_TEST(test_signals_are_passed_on_once_so_that_ranks_can_save)
         int status;
         launcher_process l = start_launcher("saves", "3", "20");
         for (int r = 0; r < 3; r++) rank_pid(&l, r);
+        kill(-l.pid, SIGUSR1); /* of no use to these */
+        sleep_s(0.1);
         kill(-l.pid, signals[i]);
         const char *text = end_launcher(&l, &status);
         ck_assert_str_eq(text, "[]\n");
         ck_assert_int_eq(status, 0);
     }
+}
+END_TEST
+
+START_TEST(test_a_rank_that_saves_may_take_its_time_to_end)
+{
+    int status;
+    launcher_process l = start_launcher("saves long", "2", "0.1");
+    rank_pid(&l, 0);
+    rank_pid(&l, 1);
+    kill(l.pid, SIGTERM);
+    ck_assert_str_eq(end_launcher(&l, &status), "[]\n"); /* 4 s, and others are given 3.1 */
+    ck_assert_int_eq(status, 0);
 }
 END_TEST
 
@@ -474,6 +493,7 @@ int main(int argc, char **argv)
         test_a_rank_that_reports_at_length_is_not_held_up,
         test_only_rank_0_speaks,
         test_signals_are_passed_on_once_so_that_ranks_can_save,
+        test_a_rank_that_saves_may_take_its_time_to_end,
         test_ranks_that_do_not_end_when_asked_are_killed,
         test_a_second_signal_kills_at_once,
         test_ranks_without_a_handler_end_by_the_signal,
