@@ -187,6 +187,14 @@ static bool check_numbers(run_loop *run)
 
 static bool is_due(int64_t step, int64_t every) { return every && step % every == 0; }
 
+/* No rank may save before the first one has moved another run's files aside. */
+static bool open_record(run_loop *run)
+{
+    if (!run_record_open(run)) return false;
+    if (*run->out && run->ranks > 1) run_any(run, false);
+    return !run_failed(run);
+}
+
 /* After an update: everything that is no training. Its time does not count. */
 static void look_after(run_loop *run)
 {
@@ -198,7 +206,7 @@ static void look_after(run_loop *run)
     if (!check_numbers(run)) return;
     run_progress_draw(run, last);
     if (last) run_progress_end(run);
-    if (first && !run_record_open(run)) return;
+    if (first && !open_record(run)) return;
     if (logs) run_say_step(run);
     if (last && evaluates && !run_save(run)) return; /* an evaluation that fails takes nothing with it */
     if (evaluates && !(run_evaluate(run) && run_judge(run))) return;
