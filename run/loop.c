@@ -125,22 +125,38 @@ bool run_next(run_loop *run, data_batch *b)
 
 /* ---- What ranks must agree on */
 
-/* A batch with one row a rank, whose sum is above 0 where any rank's flag is set. */
-static td_tensor record_any(run_loop *run, bool flag)
+/* A batch with one row a rank: its sum over ranks (2) is above 0 where any rank's flag is set. */
+static td_tensor record_any(run_loop *run, bool stop, bool save)
 {
     td_dtype dtype = td_float(run->td);
-    if (dtype == TD_F64) run->stop_flag.f64 = flag;
-    else run->stop_flag.f32 = flag;
-    td_tensor sum = td_sum(td_batch(run->td, "stop", dtype, TD_SHAPE(run->ranks), &run->stop_flag), TD_ALL, TD_DROP);
+    bool flags[2] = { stop, save };
+    for (int i = 0; i < 2; i++) {
+        if (dtype == TD_F64) run->signals.f64[i] = flags[i];
+        else run->signals.f32[i] = flags[i];
+    }
+    td_tensor rows = td_batch(run->td, "signals", dtype, TD_SHAPE(run->ranks, 2), &run->signals);
+    td_tensor sum = td_sum(rows, 0, TD_DROP);
     td_keep(sum);
     return sum;
 }
 
+/* After the step: which flags were set. false: an error. */
+static bool read_any(run_loop *run, td_tensor any, bool *stop, bool *save)
+{
+    union { float f32[2]; double f64[2]; } sum;
+    if (!td_read(any, &sum)) return false;
+    bool wide = td_float(run->td) == TD_F64;
+    *stop = wide ? sum.f64[0] > 0 : sum.f32[0] > 0;
+    *save = wide ? sum.f64[1] > 0 : sum.f32[1] > 0;
+    return true;
+}
+
 bool run_any(run_loop *run, bool flag)
 {
+    bool any = false, none;
     if (run->ranks == 1) return flag;
-    td_tensor any = record_any(run, flag);
-    return td_step(run->td) && td_item(any) > 0;
+    td_tensor sum = record_any(run, flag, false);
+    return td_step(run->td) && read_any(run, sum, &any, &none) && any;
 }
 
 /* ---- One update */
@@ -152,12 +168,13 @@ td_tensor run_backward(run_loop *run, td_tensor loss)
     return part;
 }
 
-/* Signals reach ranks at different times: all stop behind the same update, the first that any of them knew of it. */
+/* Signals reach ranks at different times: all stop, or save, behind the same update, the first that any of them knew of
+ * it. */
 static bool run_update_step(run_loop *run, opt_optimizer *opt, td_tensor *any)
 {
     run->lr = run_rate(run, td_updates(run->td));
     opt_step(opt, run->lr);
-    if (run->ranks > 1) *any = record_any(run, run_signal() != 0);
+    if (run->ranks > 1) *any = record_any(run, run_signal() != 0, run_signal_save());
     return td_step(run->td);
 }
 
@@ -187,6 +204,13 @@ static bool check_numbers(run_loop *run)
 
 static bool is_due(int64_t step, int64_t every) { return every && step % every == 0; }
 
+static void say_saved(run_loop *run, int64_t step)
+{
+    if (*run->out)
+        run_say(run, "saved on a signal: %s/checkpoints/step-%lld", run->out, (long long)step);
+    else run_say(run, "a signal asked for a checkpoint, but nothing is saved without --out");
+}
+
 /* No rank may save before the first one has moved another run's files aside. */
 static bool open_record(run_loop *run)
 {
@@ -212,7 +236,8 @@ static void look_after(run_loop *run)
     if (evaluates && !(run_evaluate(run) && run_judge(run))) return;
     if (logs && !run_record_step(run)) return;
     bool best = run->keep_best && run->best.step == step;
-    if (last || best || run->stopped_early || is_due(step, run->save_every)) run_save(run);
+    if (last || best || run->saving || run->stopped_early || is_due(step, run->save_every)) run_save(run);
+    if (run->saving && !run_failed(run)) say_saved(run, step);
 }
 
 void run_step(run_loop *run, opt_optimizer *opt, td_tensor loss)
@@ -228,7 +253,8 @@ void run_step(run_loop *run, opt_optimizer *opt, td_tensor loss)
     if (!last) return;
     run->loss = run->loss_sum;
     run->grad_norm = opt_has_norm(opt) ? td_item(opt_gradient_norm(opt)) : (double)NAN;
-    if (run->ranks > 1) run->stopping = td_item(any) > 0;
+    if (run->ranks == 1) run->saving = run_signal_save();
+    else if (!read_any(run, any, &run->stopping, &run->saving)) return;
     if (run_failed(run)) return;
     run->loss_sum = 0;
     run->micro = 0;

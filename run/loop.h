@@ -86,8 +86,9 @@ struct run_loop {
 
     bool started;                 /* the first run_next has been */
     bool stopping;                /* a signal came on some rank */
+    bool saving;                  /* a signal that asks for a checkpoint came on some rank */
     bool stopped_early;           /* by --stop-after */
-    union { float f32; double f64; } stop_flag; /* this rank's word on that, an input of the step */
+    union { float f32[2]; double f64[2]; } signals; /* this rank's word on stopping and saving, an input of the step */
     int64_t epoch;                /* of the last micro-batch, from 1 */
     int64_t micro;                /* micro-batches of the update in progress */
     double loss_sum;              /* over them, of losses / accumulate */
@@ -159,7 +160,9 @@ int run_stdout_status(const char *name);
 void run_signals_ignore(void);    /* those that make an error of write the end of the process: sizes of files */
 void run_signals_catch(void);     /* while training, those that ask for an end; and a reader that goes away */
 void run_signals_release(void);
+void run_signals_ignore_save(void);
 int run_signal(void);             /* the one that came; 0: none */
+bool run_signal_save(void);       /* SIGUSR1 has come since it was last asked */
 
 /* ---- record.c: OUT/config.json, metrics.jsonl, previous-N */
 /* Makes OUT and sees that it can be written to; changes nothing that is there. */

@@ -301,6 +301,7 @@ run_loop *run_open_command(unsigned command, const char *subcommand, int *argc, 
     run->loss = run->first_loss = (double)NAN;
     name_program(run, subcommand, *argc > 0 ? (*argv)[0] : NULL, defaults);
     run_signals_ignore();
+    if (command == RUN_TRAIN) run_signals_ignore_save();
     char **arguments = copy_arguments(*argc, *argv);
     if (!arguments) run_fail_usage(run, "out of memory while reading flags");
     bool goes_on = arguments && prepare(run, subcommand, argc, *argv, defaults, about);

@@ -96,7 +96,8 @@ TD_API bool run_restores(run_loop *run);
 /* Trains on `set`, which the run owns from now on (NULL after an error of its constructor). */
 TD_API void run_train_on(run_loop *run, data_set *set);
 /* The next micro-batch. False at the end of the data or of --steps, after a signal (SIGINT, SIGTERM: the update in
- * progress is finished and saved) and after the first error. */
+ * progress is finished and saved), an early stop (--stop-after) and after the first error. SIGUSR1 saves, too, and goes
+ * on. */
 TD_API bool run_next(run_loop *run, data_batch *b);
 /* The backward of `loss` (the mean over the micro-batch) divided by the number of micro-batches; after the last of them
  * the update, and log, evaluation and checkpoint where due. Ends the step: its handles are gone. The run closes the

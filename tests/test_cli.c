@@ -306,6 +306,51 @@ START_TEST(test_a_signal_saves_and_ends_well)
 }
 END_TEST
 
+/* Waits until DIR/metrics.jsonl has a line: updates are made. */
+#define UNTIL_IT_TRAINS(dir) "while kill -0 $pid && ! test -s " dir "/metrics.jsonl; do sleep 0.01; done; "
+
+START_TEST(test_a_signal_saves_and_training_goes_on)
+{
+    enter();
+    static const char *const ways[] = { "", "--ranks 2", "--ranks 3 --strategy fsdp" };
+    for (int i = 0; i < 3; i++) {
+        ck_assert_sh(0,
+                     "rm -rf asked; " SMALL "--steps 1000000 --save-every 1000000 --out asked %s >said.txt & pid=$!; "
+                     UNTIL_IT_TRAINS("asked") "kill -USR1 $pid; "
+                     "while kill -0 $pid && ! grep 'saved on a signal' said.txt; do sleep 0.01; done; "
+                     "cp -r asked/checkpoints asked/then; sleep 0.2; kill -TERM $pid; wait $pid && "
+                     "test $(ls asked/checkpoints | wc -l) -eq 2 && test $(grep -c 'saved on a signal' said.txt) -eq 1",
+                     ways[i]);
+        ck_assert_sh(0, "rm -r asked/checkpoints && mv asked/then asked/checkpoints && $MLP eval --out asked");
+    }
+    ck_assert_sh(0, "rm said.txt; " SMALL "--steps 1000000 >said.txt & pid=$!; "
+                    "while ! test -s said.txt; do sleep 0.01; done; kill -USR1 $pid; "
+                    "while kill -0 $pid && ! grep 'nothing is saved without --out' said.txt; do sleep 0.01; done; "
+                    "kill -TERM $pid; wait $pid");
+}
+END_TEST
+
+/* Signals come all the while; the last one in the middle of a save: .step-N is there. The checkpoint is whole. */
+START_TEST(test_signals_in_the_middle_of_a_save_leave_it_whole)
+{
+    enter();
+    static const char *const ways[] = { "", "--ranks 2", "--ranks 2 --strategy fsdp" };
+    for (int i = 0; i < 3; i++) {
+        ck_assert_sh(0,
+                     "rm -rf mid; $MLP train --data $DATA --hidden 1024,1024 --batch 24 --threads 2 --steps 1000000 "
+                     "--save-every 1 --out mid %s >said.txt & pid=$!; " UNTIL_IT_TRAINS("mid")
+                     "for i in 1 2 3 4 5 6 7 8; do kill -USR1 $pid; sleep 0.02; done; "
+                     "while kill -0 $pid && ! ls -d mid/checkpoints/.step-*; do :; done; kill -TERM $pid; wait $pid && "
+                     "grep 'stopped by a signal after step' said.txt && ! ls -d mid/checkpoints/.step-* && "
+                     "$MLP eval --out mid",
+                     ways[i]);
+        ck_assert_sh(0, "grep 'stopped by a signal after step' said.txt | sed 's/.*step \\([0-9]*\\).*/\\1/' >step.txt && "
+                        "test -s mid/checkpoints/step-$(cat step.txt)/manifest.json");
+    }
+    ck_assert_sh(0, "rm -rf mid");
+}
+END_TEST
+
 START_TEST(test_an_evaluation_due_when_a_signal_comes_is_made)
 {
     enter();
@@ -632,7 +677,8 @@ TESTS("cli", test_training_leaves_its_files, test_eval_reads_the_checkpoint_and_
       test_eval_reads_the_best_checkpoint,
       test_json_is_all_there_is_on_stdout, test_ranks_and_accumulation_follow_one_curve,
       test_a_checkpoint_goes_on_in_any_world, test_killed_at_any_point_it_resumes_to_the_bit,
-      test_a_signal_saves_and_ends_well, test_an_evaluation_due_when_a_signal_comes_is_made,
+      test_a_signal_saves_and_ends_well, test_a_signal_saves_and_training_goes_on,
+      test_signals_in_the_middle_of_a_save_leave_it_whole, test_an_evaluation_due_when_a_signal_comes_is_made,
       test_what_does_not_train_ends_at_a_signal, test_a_run_that_is_done_gets_the_summary_it_lacks,
       test_who_reads_the_output_does_not_decide_over_the_run, test_planning_takes_no_memory_for_data,
       test_an_evaluation_is_told_after_its_update, test_help_lists_the_flags_of_a_command,
