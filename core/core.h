@@ -189,7 +189,7 @@ TD_API td_init td_init_truncated_normal(double deviation);
 /* A trainable state of dtype td_float(td), named path.name. No memory is taken until the first step is planned.
  * Errors: a name used twice in the module, random initial values without a finite range. */
 TD_API td_state td_parameter(td_module at, const char *name, td_shape shape, td_init init);
-/* A state that is not trained: running statistics, counters. Checkpointed. */
+/* A state that is not trained: running statistics, counters, caches; any dtype but f16. Checkpointed. */
 TD_API td_state td_buffer(td_module at, const char *name, td_dtype dtype, td_shape shape, td_init init);
 /* The state `of`.name with `of`'s shape, stored and placed beside it (an optimizer's moment): made, as zeros, if there is none. */
 TD_API td_state td_moment(td_state of, const char *name);

@@ -76,6 +76,22 @@ START_TEST(test_bytes_and_halves_are_moved_as_they_are)
 }
 END_TEST
 
+START_TEST(test_nothing_is_written_and_read)
+{
+    static const int32_t at[2] = { 0, 1 };
+    td_context *td = open_poisoned(TD_F32);
+    td_tensor none = td_fill(td, TD_I32, TD_SHAPE(2, 0), 0), rows = td_fill(td, TD_I32, TD_SHAPE(0, 3), 0);
+    td_tensor some = td_fill(td, TD_I32, TD_SHAPE(2, 3), 7), i = index_input(td, 2, at), no_rows = index_input(td, 0, NULL);
+    expect_i32(td_slice_write(some, 1, i, none), (int32_t[]){ 7, 7, 7, 7, 7, 7 }, 6);
+    expect_i32(td_slice_write(none, 1, i, none), NULL, 0);
+    expect_i32(td_slice_read(none, 1, i, 0), NULL, 0);
+    expect_i32(td_slice_read(some, 1, i, 0), NULL, 0);
+    expect_i32(td_slice_write(rows, 1, no_rows, rows), NULL, 0);
+    expect_i32(td_slice_read(rows, 1, no_rows, 2), NULL, 0);
+    td_close(td);
+}
+END_TEST
+
 #define EXPECT_ERROR(call, text)                        \
     do {                                                \
         ck_assert(td_failed(call));                     \
@@ -102,7 +118,8 @@ START_TEST(test_what_does_not_fit_is_refused)
                  "slice_write: the index must be (2) i32, one for each row of x, got (3) i32");
     EXPECT_ERROR(td_slice_read(ones(td, 2, 3), 1, ones(td, 2), 1),
                  "slice_read: the index must be (2) i32, one for each row of x, got (2) f32");
-    EXPECT_ERROR(td_slice_read(ones(td, 2, 3), 1, AT(2), 4), "slice_read: 4 of dimension 1 of shape (2, 3) cannot be read: from 0 to 3 can");
+    EXPECT_ERROR(td_slice_read(ones(td, 2, 3), 1, AT(2), 4),
+                 "slice_read: 4 of dimension 1 of shape (2, 3) cannot be read: from 0 to 3 can");
     EXPECT_ERROR(td_slice_read(ones(td, 2, 3), 1, AT(2), -1), "slice_read: -1 of dimension 1");
     td_close(td);
 }
@@ -315,6 +332,36 @@ START_TEST(test_a_value_asked_for_before_the_step_assigns_nothing)
 }
 END_TEST
 
+/* An index that is state: nothing comes from the host. */
+START_TEST(test_a_position_that_counts_itself)
+{
+    caches c = open_caches();
+    td_state at = td_buffer(td_root(c.td), "at", TD_I32, TD_SHAPE(ROWS), td_init_constant(1));
+    for (int step = 0; step < 3; step++) {
+        td_tensor now = td_use(at), v = td_scale(td_fill(c.td, TD_F64, TD_SHAPE(ROWS, 1), 100), step + 1);
+        td_assign(at, td_add(now, td_fill(c.td, TD_I32, TD_SHAPE(ROWS), 1)));
+        td_assign(c.a, td_slice_write(td_use(c.a), 1, now, v));
+        ck_assert_msg(td_step(c.td), "%s", td_error_text(c.td));
+    }
+    ck_assert_int_eq(td_last_report(c.td).plans, 1);
+    expect_caches(&c, (double[]){ 1, 100, 200, 300, 5, 6, 100, 200, 300, 10 }, c.in_b);
+}
+END_TEST
+
+START_TEST(test_eager_writes_once)
+{
+    td_context *td = td_open(&(td_options){ .dtype = TD_F64, .eager = true, .log = check_log_line });
+    td_state a = td_buffer(td_root(td), "a", TD_F64, TD_SHAPE(ROWS, SIZE), td_init_constant(1));
+    td_assign(a, td_add(written(td_use(a), first_at, first), td_use(a)));
+    td_assign(a, written(td_use(a), second_at, second));
+    ck_assert_msg(td_step(td), "%s", td_error_text(td));
+    double got[ELEMENTS];
+    ck_assert(td_state_read(a, 0, ELEMENTS, got));
+    ck_assert_near(got, ((double[]){ 2, 101, 2, 2, 300, 400, 2, 2, 201, 2 }), ELEMENTS, 0);
+    td_close(td);
+}
+END_TEST
+
 START_TEST(test_a_conditional_write)
 {
     caches c = open_caches();
@@ -513,10 +560,11 @@ START_TEST(test_a_cache_of_bf16_under_bf16)
 END_TEST
 
 TESTS("cache", test_what_lies_outside_is_neither_written_nor_read, test_any_dimension_after_the_first_is_sliced,
-      test_bytes_and_halves_are_moved_as_they_are, test_what_does_not_fit_is_refused,
+      test_bytes_and_halves_are_moved_as_they_are, test_nothing_is_written_and_read, test_what_does_not_fit_is_refused,
       test_a_write_costs_its_slice_whatever_the_size_of_the_cache, test_the_old_value_read_later_is_the_old_one,
       test_a_cache_read_before_and_after, test_two_writes_in_one_step, test_two_writes_of_which_the_first_is_read_last,
       test_caches_are_swapped_and_written, test_one_value_for_two_caches, test_a_cache_is_moved_along_itself,
-      test_a_value_asked_for_before_the_step_assigns_nothing, test_a_conditional_write, test_a_gradient_flows_through_a_cache,
+      test_a_value_asked_for_before_the_step_assigns_nothing, test_a_position_that_counts_itself,
+      test_eager_writes_once, test_a_conditional_write, test_a_gradient_flows_through_a_cache,
       test_rows_written_by_several_ranks, test_decoding_token_by_token_gives_the_whole_sequence, test_rows_at_different_positions,
       test_a_prompt_in_parts, test_a_cache_of_bf16, test_a_cache_of_bf16_under_bf16)
