@@ -193,7 +193,14 @@ TD_API td_state td_parameter(td_module at, const char *name, td_shape shape, td_
 TD_API td_state td_buffer(td_module at, const char *name, td_dtype dtype, td_shape shape, td_init init);
 /* The state `of`.name with `of`'s shape, stored and placed beside it (an optimizer's moment): made, as zeros, if there is none. */
 TD_API td_state td_moment(td_state of, const char *name);
+/* The same with one element a row: shape (V) for a parameter (V, ...), a scalar for a scalar. */
+TD_API td_state td_moment_rows(td_state of, const char *name);
 TD_API void td_freeze(td_state s);                        /* no gradient, no update; before the first step */
+/* The gradient of the table s (V, D) is kept as the rows that a step's ids name: no memory or time of a step depends on V. Nothing but
+ * td_embedding may read the table where a loss depends on it, the optimizer must allow it (tandem/optim.h), the table stays whole on
+ * every rank, and the step that records its backward records the update too. Errors: s is no such parameter, has an optimizer or was
+ * in a step already. */
+TD_API void td_sparse_rows(td_state s);
 
 TD_API int64_t td_state_count(const td_context *td);
 TD_API td_state td_state_at(td_context *td, int64_t index);      /* in order of creation */
@@ -207,6 +214,7 @@ TD_API td_dtype td_state_dtype(td_state s);
 typedef enum td_state_kind { TD_PARAMETER, TD_BUFFER, TD_MOMENT } td_state_kind;
 TD_API td_state_kind td_state_kind_of(td_state s);
 TD_API bool td_state_trains(td_state s);                  /* a parameter that is not frozen */
+TD_API bool td_state_sparse(td_state s);                  /* td_sparse_rows was asked for, and it trains */
 TD_API int64_t td_parameter_elements(const td_context *td); /* over all parameters, frozen or not */
 
 /* The state's value in this step, after the assigns recorded so far. */

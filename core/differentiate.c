@@ -5,15 +5,26 @@
  *                              pack (gradients) -> mark gradient -> add to the unit's pending gradient
  *     gradient y x         the reverse from y to x
  *     gradients            mark optimizer of each unit's pending gradient, which is consumed
- *     update               update_unit for each unit of the group
+ *     update               update_unit for each unit of the group; update_rows for a table with row-sparse gradients, and for each
+ *                          parameter of a rule that has moments of rows
  *     assign s v           the unit packed again with v in s's place
  *     at the end           store of every changed unit; pending gradients nobody consumed go to the accumulators
  *
  * Gradients of tied uses add up before the mark, so a strategy sees one gradient a parameter and backward.
+ *
+ * A table with row-sparse gradients has no flat one: the reverse sweep ends in the embedding_gradient of each of its uses, whose ids
+ * and rows are kept until `gradients` merges them (merge_rows); of the dense value nothing is left, since nobody reads it.
  */
 #include "core/ops/op.h"
 
 #include <string.h>
+
+/* The gradient of one use of a table. */
+typedef struct row_use {
+    uint32_t unit;                            /* TD_NONE: consumed */
+    td_id ids, rows;
+    td_node backward;                         /* that gave it */
+} row_use;
 
 typedef struct differentiation {
     td_context *td;
@@ -22,7 +33,9 @@ typedef struct differentiation {
     td_id *map;                               /* value of in -> value of out */
     td_id *current;                           /* unit -> its value now, or TD_NONE: not read */
     td_id *pending;                           /* unit -> flat gradient not yet consumed, or TD_NONE */
-    td_id *entered;                           /* unit -> its gradient at the optimizer */
+    td_id *entered;                           /* unit -> its gradient at the optimizer; of a sparse one the ids, the rows follow */
+    row_use *uses;                            /* of tables with row-sparse gradients, in order */
+    uint32_t use_count, use_room;
     td_id *part;                              /* state -> its value now, or TD_NONE */
     bool *changed;                            /* unit: to be stored */
     bool *reached;                            /* state: a backward gave it a gradient */
@@ -302,6 +315,79 @@ static bool collect(differentiation *d, const sweep *s, uint32_t unit)
     return d->td->error == TD_OK;
 }
 
+/* ---- Row-sparse gradients */
+
+/* Takes apart the gradient of the table `state` into what its uses gave. */
+static bool collect_uses(differentiation *d, uint32_t state, td_id gradient)
+{
+    td_node n = *td_producer(d->out, gradient);
+    if (n.op == &td_op_add) {
+        td_id a = d->out->inputs[n.input], b = d->out->inputs[n.input + 1];
+        return collect_uses(d, state, a) && collect_uses(d, state, b);
+    }
+    if (n.op != &td_op_embedding_gradient) {
+        td_fail(d->td, TD_ERROR_UNSUPPORTED, "backward: '%s' has row-sparse gradients, but %s gives it a dense one; read it by td_embedding alone, or let "
+                "the table be dense %s", d->td->states[state].name, n.op->name, td_location(d->td, n.module, n.file, n.line));
+        return false;
+    }
+    row_use use = { d->td->states[state].unit, d->out->inputs[n.input], d->out->inputs[n.input + 1], d->at };
+    td_here here = { n.file, n.line };
+    use.rows = td_handle_id(td_as(td_handle(d->out, use.rows), d->td->states[state].dtype, here));
+    if (!td_room(d->td, (void **)&d->uses, &d->use_room, d->use_count + 1, sizeof *d->uses, "program")) return false;
+    d->uses[d->use_count++] = use;
+    return d->td->error == TD_OK;
+}
+
+static bool collect_rows(differentiation *d, const sweep *s, uint32_t unit)
+{
+    uint32_t state = d->td->units[unit].members[0].state;
+    td_id part = d->part[state];
+    if (part == TD_NONE || part >= s->values || s->gradient[part] == TD_NONE) return true;
+    d->reached[state] = true;
+    return collect_uses(d, state, s->gradient[part]);
+}
+
+/* What has been collected for the unit becomes its gradient at the optimizer. */
+static bool merge_uses(differentiation *d, uint32_t unit)
+{
+    uint32_t state = d->td->units[unit].members[0].state, n = 0;
+    td_shape table = d->td->states[state].shape;
+    size_t bytes = (2 * (size_t)d->use_count + 1) * sizeof(td_id);
+    td_id *in = td_alloc(d->td, bytes, "program");
+    if (!in) return false;
+    int64_t ids = 0;
+    for (uint32_t i = 0; i < d->use_count; i++) {
+        row_use *use = &d->uses[i];
+        if (use->unit != unit) continue;
+        ids += td_shape_elements(d->out->values[use->ids].shape);
+        in[n++] = use->ids;
+        in[n++] = use->rows;
+        use->unit = TD_NONE;
+    }
+    td_merge_rows_attr attr = { .table_rows = table.dim[0], .width = table.dim[1] };
+    td_value out[2] = { { .shape = TD_SHAPE(ids), .dtype = TD_I32 },
+                        { .shape = TD_SHAPE(ids, table.dim[1]), .dtype = (uint8_t)d->td->states[state].dtype } };
+    d->entered[unit] = td_emit(d->out, &(td_emission){ .op = &td_op_merge_rows, .like = &d->at, .inputs = in, .input_count = (int)n, .attr = &attr,
+                                                       .attr_bytes = sizeof attr, .outputs = out, .output_count = 2, .after = TD_NONE });
+    td_free(d->td, in, bytes, "program");
+    return d->td->error == TD_OK;
+}
+
+/* No accumulator holds rows: how many there are is known within a step only. */
+static bool check_consumed(differentiation *d)
+{
+    for (uint32_t i = 0; i < d->use_count; i++) {
+        const row_use *use = &d->uses[i];
+        if (use->unit == TD_NONE) continue;
+        td_fail(d->td, TD_ERROR_UNSUPPORTED, "backward: '%s' has row-sparse gradients, which no update of this step consumes, and they cannot outlive the step; "
+                "record all micro-batches and the update in one step, or let the table be dense %s",
+                d->td->states[d->td->units[use->unit].members[0].state].name,
+                td_location(d->td, use->backward.module, use->backward.file, use->backward.line));
+        return false;
+    }
+    return true;
+}
+
 static bool lower_backward(differentiation *d)
 {
     sweep s;
@@ -316,7 +402,7 @@ static bool lower_backward(differentiation *d)
     uint32_t units = d->td->unit_count;
     td_scope before = td_scope_of(d->td, &d->at, d->at.phase | TD_BACKWARD_PHASE);
     for (uint32_t u = 0; u < units && d->td->error == TD_OK; u++)
-        if (d->td->units[u].trains && !collect(d, &s, u)) break;
+        if (d->td->units[u].trains && !(d->td->units[u].sparse ? collect_rows(d, &s, u) : collect(d, &s, u))) break;
     td_scope_restore(d->td, before);
     sweep_close(d, &s);
     return d->td->error == TD_OK;
@@ -379,10 +465,14 @@ static bool lower_gradients(differentiation *d)
     for (uint32_t from = 0, unit; (unit = next_unit(d, states, a->count, &from)) != TD_NONE;) {
         td_unit u = d->td->units[unit];
         if (!covers_unit(d, unit, states, a->count)) return false;
-        take_accumulated(d, unit);
-        if (d->pending[unit] == TD_NONE) d->pending[unit] = td_handle_id(td_fill_at(d->td, u.dtype, flat_shape(&u), 0, here));
-        d->entered[unit] = mark(d, TD_MARK_OPTIMIZER, unit, d->pending[unit]);
-        d->pending[unit] = TD_NONE;
+        if (u.sparse) {
+            if (!merge_uses(d, unit)) return false;
+        } else {
+            take_accumulated(d, unit);
+            if (d->pending[unit] == TD_NONE) d->pending[unit] = td_handle_id(td_fill_at(d->td, u.dtype, flat_shape(&u), 0, here));
+            d->entered[unit] = mark(d, TD_MARK_OPTIMIZER, unit, d->pending[unit]);
+            d->pending[unit] = TD_NONE;
+        }
         if (u.accumulator_full) continue;
         for (int32_t m = 0; m < u.member_count; m++)
             if (!d->reached[u.members[m].state])
@@ -399,7 +489,8 @@ static bool lower_norm(differentiation *d)
     const uint32_t *states = (const uint32_t *)(a + 1);
     td_id total = TD_NONE;
     for (uint32_t from = 0, unit; (unit = next_unit(d, states, a->count, &from)) != TD_NONE;) {
-        td_id squares = emit1(d, &td_op_sum_squares, &d->entered[unit], 1, NULL, 0, (td_shape){ 0 }, td_float(d->td));
+        td_id gradient = d->entered[unit] + d->td->units[unit].sparse;
+        td_id squares = emit1(d, &td_op_sum_squares, &gradient, 1, NULL, 0, (td_shape){ 0 }, td_float(d->td));
         if (squares == TD_NONE) return false;
         total = sum_of(d, total, squares);
     }
@@ -429,20 +520,34 @@ static uint32_t segments_of(const differentiation *d, uint32_t unit, const td_gr
     return n;
 }
 
+static bool has_entered(differentiation *d, uint32_t unit, const td_update_rule *rule)
+{
+    if (d->entered[unit] != TD_NONE) return true;
+    td_fail(d->td, TD_ERROR_USAGE, "%s: the gradients given do not hold that of '%s' %s", rule->name,
+            d->td->states[d->td->units[unit].members[0].state].name, td_location(d->td, d->at.module, d->at.file, d->at.line));
+    return false;
+}
+
+/* The values of `units` are from here on those that an update gave, `first` and what follows it. */
+static void take_updated(differentiation *d, const uint32_t *units, int count, td_id first)
+{
+    for (int k = 0; k < count; k++) {
+        d->current[units[k]] = first + (td_id)k;
+        d->changed[units[k]] = true;
+        forget_parts(d, units[k]);
+    }
+}
+
 static bool lower_update_unit(differentiation *d, uint32_t unit, const td_group_attr *a)
 {
     const td_update_rule *rule = d->td->rules[a->rule];
     td_unit u = d->td->units[unit];
-    if (d->entered[unit] == TD_NONE) {
-        td_fail(d->td, TD_ERROR_USAGE, "%s: the gradients given do not hold that of '%s' %s", rule->name,
-                d->td->states[u.members[0].state].name, td_location(d->td, d->at.module, d->at.file, d->at.line));
-        return false;
-    }
+    if (!has_entered(d, unit, rule)) return false;
     td_id in[2 + TD_MOMENTS + 3] = { current_value(d, unit), d->entered[unit] };
     uint32_t units[1 + TD_MOMENTS] = { unit };
     int n = 2;
     for (int m = 0; m < rule->moments; m++) {
-        td_state moment = td_moment((td_state){ d->td, u.members[0].state }, rule->moment_name[m]);
+        td_state moment = td_update_moment(rule, (td_state){ d->td, u.members[0].state }, m);
         if (moment.id == TD_NONE) return false;
         units[1 + m] = d->td->states[moment.id].unit;
         in[n++] = current_value(d, units[1 + m]);
@@ -459,11 +564,40 @@ static bool lower_update_unit(differentiation *d, uint32_t unit, const td_group_
                                                   .attr_bytes = sizeof *attr + count * sizeof(td_update_segment), .outputs = outputs,
                                                   .output_count = 1 + rule->moments, .after = TD_NONE });
     td_free(d->td, attr, bytes, "program");
-    for (int k = 0; k < 1 + rule->moments; k++) {
-        d->current[units[k]] = first + (td_id)k;
-        d->changed[units[k]] = true;
-        forget_parts(d, units[k]);
+    take_updated(d, units, 1 + rule->moments, first);
+    return d->td->error == TD_OK;
+}
+
+/* The update of one parameter row by row. */
+static bool lower_update_rows(differentiation *d, uint32_t state, const td_group_attr *a)
+{
+    const td_update_rule *rule = d->td->rules[a->rule];
+    td_state_entry s = d->td->states[state];
+    bool sparse = d->td->units[s.unit].sparse;
+    if (!has_entered(d, s.unit, rule)) return false;
+    int64_t rows = s.shape.rank ? s.shape.dim[0] : 1;
+    td_update_rows_attr attr = { .rule = a->rule, .unit = s.unit, .begin = s.offset, .rows = rows, .width = rows ? s.elements / rows : 0 };
+    memcpy(attr.hyper, a->hyper, sizeof attr.hyper);
+    td_id in[1 + TD_MOMENTS + 3 + 2] = { current_value(d, s.unit) };
+    uint32_t units[1 + TD_MOMENTS] = { s.unit };
+    int n = 1;
+    for (int m = 0; m < rule->moments; m++) {
+        td_state moment = td_update_moment(rule, (td_state){ d->td, state }, m);
+        if (moment.id == TD_NONE) return false;
+        units[1 + m] = d->td->states[moment.id].unit;
+        attr.moment[m] = d->td->states[moment.id].offset;
+        in[n++] = current_value(d, units[1 + m]);
     }
+    for (int i = 1; i < 4; i++) in[n++] = d->map[d->in->inputs[d->at.input + (uint32_t)i]];
+    in[n++] = d->entered[s.unit];
+    if (sparse) in[n++] = d->entered[s.unit] + 1;
+    td_value outputs[1 + TD_MOMENTS];
+    for (int k = 0; k < 1 + rule->moments; k++)
+        outputs[k] = (td_value){ .shape = flat_shape(&d->td->units[units[k]]), .dtype = (uint8_t)s.dtype, .place = replicated };
+    td_id first = td_emit(d->out, &(td_emission){ .op = &td_op_update_rows, .like = &d->at, .inputs = in, .input_count = n, .attr = &attr,
+                                                  .attr_bytes = sizeof attr, .outputs = outputs, .output_count = 1 + rule->moments,
+                                                  .after = TD_NONE });
+    take_updated(d, units, 1 + rule->moments, first);
     return d->td->error == TD_OK;
 }
 
@@ -471,8 +605,13 @@ static bool lower_update(differentiation *d)
 {
     const td_group_attr *a = td_node_attr(d->in, &d->at);
     const uint32_t *states = (const uint32_t *)(a + 1);
-    for (uint32_t from = 0, unit; (unit = next_unit(d, states, a->count, &from)) != TD_NONE;)
-        if (!lower_update_unit(d, unit, a)) return false;
+    bool row_moments = td_rule_has_row_moments(d->td->rules[a->rule]);
+    for (uint32_t i = 0; i < a->count; i++) {
+        bool by_rows = row_moments || d->td->units[d->td->states[states[i]].unit].sparse;
+        if (by_rows && !lower_update_rows(d, states[i], a)) return false;
+    }
+    for (uint32_t from = 0, unit; !row_moments && (unit = next_unit(d, states, a->count, &from)) != TD_NONE;)
+        if (!d->td->units[unit].sparse && !lower_update_unit(d, unit, a)) return false;
     return true;
 }
 
@@ -543,7 +682,7 @@ static bool store_changes(differentiation *d)
         uint32_t accumulator = td_accumulator_of(d->td, u);
         if (accumulator == TD_NONE || !store(d, accumulator, mark(d, TD_MARK_ACCUMULATOR, u, d->pending[u]))) return false;
     }
-    return true;
+    return check_consumed(d);
 }
 
 /* All members of a unit that a rule updates have its moments, so that these are laid out as the unit is. */
@@ -559,7 +698,7 @@ static bool make_moments(const td_program *in)
             uint32_t unit = td->states[((const uint32_t *)(a + 1))[i]].unit;
             for (int32_t k = 0; k < td->units[unit].member_count; k++)
                 for (int m = 0; m < rule->moments; m++)
-                    if (td_moment((td_state){ td, td->units[unit].members[k].state }, rule->moment_name[m]).id == TD_NONE) return false;
+                    if (td_update_moment(rule, (td_state){ td, td->units[unit].members[k].state }, m).id == TD_NONE) return false;
         }
     }
     return td_layout(td);
@@ -601,5 +740,6 @@ td_program *td_differentiate_pass(const td_program *in, td_purpose purpose)
         d.out = td_pass_end(d.out);
     }
     td_free(in->td, d.memory, d.bytes, "program");
+    td_free(in->td, d.uses, d.use_room * sizeof *d.uses, "program");
     return d.out;
 }

@@ -29,6 +29,8 @@ typedef struct td_state_entry {
     td_init init;
     uint32_t of;                              /* a moment's parameter, else TD_NONE */
     bool frozen;
+    bool sparse;                              /* asked for row-sparse gradients */
+    bool of_rows;                             /* a moment with one element a row */
     uint32_t together;                        /* parameters with the same number may share a unit */
     uint32_t unit;                            /* TD_NONE: not laid out yet */
     int64_t offset;                           /* within the unit */
@@ -194,6 +196,7 @@ extern const td_op td_op_with_gradient;
 double td_read_scalar(const td_arg *arg);
 /* A rule's number in the context, the same on all ranks that record the same. */
 uint32_t td_rule_number(td_context *td, const td_update_rule *rule);
+bool td_rule_has_row_moments(const td_update_rule *rule);
 
 /* What an update node carries as recorded; `count` states (uint32_t) follow. */
 typedef struct td_group_attr {

@@ -288,6 +288,7 @@ typedef struct td_unit {
     td_unit_member *members;
     int32_t member_count;
     bool trains;
+    bool sparse;                              /* a table with row-sparse gradients: its only member, replicated */
     bool root;                                /* stays gathered between forward and backward */
     uint32_t of;                              /* a moment's parameter unit, else TD_NONE */
     const char *slot;                         /* a moment's name */
@@ -312,6 +313,7 @@ typedef struct td_unit_choice {
 enum { TD_MOMENTS = 4, TD_HYPERS = 8 };
 typedef struct td_update_range {
     int64_t count;                            /* elements */
+    int64_t width;                            /* of a row: only for rules with moments of rows, count is a multiple of it */
     td_dtype dtype;
     void *parameter;
     const void *gradient;
@@ -329,7 +331,13 @@ typedef struct td_update_rule {
     const char *hyper_name[TD_HYPERS];        /* for printing; NULL ends */
     void (*cpu)(const td_update_range *range);
     int flops;                                /* an element */
+    bool sparse;                              /* where the gradient is zero nothing changes: rows without one may be left out */
+    bool row_moment[TD_MOMENTS];              /* the moment has one element a row (td_moment_rows) */
 } td_update_rule;
+/* Moment m of `rule` for the parameter `of`: made if there is none. */
+TD_API td_state td_update_moment(const td_update_rule *rule, td_state of, int m);
+/* False, and an error that names it: one of the states has row-sparse gradients and the rule is not `sparse`. */
+TD_API bool td_update_allows(const td_update_rule *rule, const td_state *states, int count);
 
 /* Parameters that one optimizer updates: they share units with one another and with no others. Before the first step. */
 TD_API void td_update_together(const td_state *states, int count);
@@ -347,7 +355,7 @@ typedef struct td_update_call {
     td_tensor rate, scale, updates;           /* scalars, td_float */
     double hyper[TD_HYPERS];
 } td_update_call;
-/* Moments named by the rule are made (td_moment, zeros) when first needed. */
+/* Moments named by the rule are made (td_update_moment, zeros) when first needed. Errors: those of td_update_allows. */
 TD_API void td_update_at(const td_update_call *call, td_here here);
 
 /* ---- Strategies and transports -------------------------------------------------------------------------- */
@@ -404,7 +412,8 @@ typedef struct td_transport {
 extern TD_API const td_op td_op_input, td_op_scalar, td_op_parameter, td_op_assign, td_op_output, td_op_backward, td_op_gradient,
     td_op_gradients, td_op_gradient_norm, td_op_update;
 /* Made by differentiate: */
-extern TD_API const td_op td_op_unit, td_op_part, td_op_pack, td_op_store, td_op_mark, td_op_sum_squares, td_op_update_unit;
+extern TD_API const td_op td_op_unit, td_op_part, td_op_pack, td_op_store, td_op_mark, td_op_sum_squares, td_op_update_unit,
+    td_op_merge_rows, td_op_update_rows;
 /* Pointwise and shape operations that passes use: */
 extern TD_API const td_op td_op_fused, td_op_cast, td_op_reshape, td_op_transpose, td_op_fill, td_op_broadcast, td_op_matmul, td_op_linear, td_op_add, td_op_mul;
 
@@ -430,6 +439,17 @@ typedef struct td_update_segment {
     double hyper[TD_HYPERS];
 } td_update_segment;
 typedef struct td_update_attr { uint32_t rule, unit, moments, count; } td_update_attr; /* `count` segments follow */
+/* td_op_merge_rows: inputs ids, rows of each use of a table; outputs the ids that are in it, each once and then -1 (N), and the sums of
+ * their rows, then zeros (N, D). */
+typedef struct td_merge_rows_attr { int64_t table_rows, width; } td_merge_rows_attr;
+/* td_op_update_rows: inputs parameter, moments ..., rate, scale, updates, then ids and rows as merged, or the unit's whole gradient;
+ * outputs parameter, moments. The member is `rows` rows of `width` elements from element `begin` of its unit. */
+typedef struct td_update_rows_attr {
+    uint32_t rule, unit;
+    int64_t begin, rows, width;
+    int64_t moment[TD_MOMENTS];               /* where its moments begin in theirs */
+    double hyper[TD_HYPERS];
+} td_update_rows_attr;
 
 #ifdef __cplusplus
 }

@@ -3,7 +3,8 @@
  * A state is declared without memory. Before a program is differentiated every state gets its unit (td_layout):
  *
  *   trainable parameters   together, as the strategy chooses, or up to 25 MiB a unit
- *   a moment               beside its parameter: a unit of the same layout for each name of a moment
+ *   a moment               beside its parameter: a unit of the same layout for each name of a moment; one with an element
+ *                          a row: the same order, a unit that is not sharded
  *   anything else          a unit of its own
  *
  * A unit gets its memory, and its members their initial values, when a plan that reads it first runs.
@@ -93,19 +94,34 @@ td_state td_buffer(td_module at, const char *name, td_dtype dtype, td_shape shap
                    (td_state_entry){ .kind = TD_BUFFER, .dtype = dtype, .shape = shape, .init = init, .of = TD_NONE });
 }
 
-td_state td_moment(td_state of, const char *name)
+static td_state moment(td_state of, const char *name, td_shape shape, bool of_rows)
 {
-    if (of.id == TD_NONE) return of;
     td_context *td = of.td;
     td_state_entry p = td->states[of.id];
     if (p.kind != TD_PARAMETER) {
         td_fail(td, TD_ERROR_USAGE, "td_moment: '%s' is not a parameter", p.name);
         return failed_state(td);
     }
-    for (uint32_t s = of.id; s < td->state_count; s++)
-        if (td->states[s].kind == TD_MOMENT && td->states[s].of == of.id && !strcmp(moment_name(td, s), name)) return (td_state){ td, s };
+    for (uint32_t s = of.id; s < td->state_count; s++) {
+        if (td->states[s].kind != TD_MOMENT || td->states[s].of != of.id || strcmp(moment_name(td, s), name)) continue;
+        if (td->states[s].of_rows == of_rows) return (td_state){ td, s };
+        td_fail(td, TD_ERROR_USAGE, "td_moment: '%s' exists already, with %s", td->states[s].name, of_rows ? "its parameter's shape" : "one element a row");
+        return failed_state(td);
+    }
     return declare(td, p.name, name,
-                   (td_state_entry){ .kind = TD_MOMENT, .dtype = p.dtype, .shape = p.shape, .of = of.id });
+                   (td_state_entry){ .kind = TD_MOMENT, .dtype = p.dtype, .shape = shape, .of = of.id, .of_rows = of_rows });
+}
+
+td_state td_moment(td_state of, const char *name)
+{
+    return of.id == TD_NONE ? of : moment(of, name, of.td->states[of.id].shape, false);
+}
+
+td_state td_moment_rows(td_state of, const char *name)
+{
+    if (of.id == TD_NONE) return of;
+    td_shape shape = of.td->states[of.id].shape;
+    return moment(of, name, shape.rank ? TD_SHAPE(shape.dim[0]) : shape, true);
 }
 
 void td_freeze(td_state s)
@@ -116,6 +132,20 @@ void td_freeze(td_state s)
         return;
     }
     s.td->states[s.id].frozen = true;
+}
+
+void td_sparse_rows(td_state s)
+{
+    if (s.id == TD_NONE || s.td->error != TD_OK) return;
+    td_state_entry *e = &s.td->states[s.id];
+    const char *wrong = e->kind != TD_PARAMETER || e->shape.rank != 2 ? "is no table: only a parameter (V, D) has row-sparse gradients"
+                        : e->unit != TD_NONE                          ? "was in a step already; ask before the first step"
+                        : e->together                                 ? "has an optimizer already; ask before it is made"
+                                                                      : NULL;
+    if (wrong)
+        td_fail(s.td, TD_ERROR_USAGE, "td_sparse_rows: '%s' %s", e->name, wrong);
+    else
+        e->sparse = true;
 }
 
 void td_update_together(const td_state *states, int count)
@@ -141,6 +171,7 @@ td_shape td_state_shape(td_state s) { return entry_of(s)->shape; }
 td_dtype td_state_dtype(td_state s) { return entry_of(s)->dtype; }
 td_state_kind td_state_kind_of(td_state s) { return entry_of(s)->kind; }
 bool td_state_trains(td_state s) { return s.id != TD_NONE && entry_of(s)->kind == TD_PARAMETER && !entry_of(s)->frozen; }
+bool td_state_sparse(td_state s) { return td_state_trains(s) && entry_of(s)->sparse; }
 
 int64_t td_parameter_elements(const td_context *td)
 {
@@ -232,7 +263,7 @@ static bool lay_out_chosen(td_context *td, const td_state *states, int count, co
 static bool waits_for_unit(const td_context *td, uint32_t s, uint32_t together)
 {
     const td_state_entry *e = &td->states[s];
-    return e->unit == TD_NONE && e->kind == TD_PARAMETER && !e->frozen && e->together == together;
+    return e->unit == TD_NONE && e->kind == TD_PARAMETER && !e->frozen && !e->sparse && e->together == together;
 }
 
 static bool lay_out_trainable(td_context *td, uint32_t together)
@@ -257,14 +288,27 @@ static bool lay_out_trainable(td_context *td, uint32_t together)
     return done;
 }
 
+/* Where in the unit of moments of rows of parameter unit `of` those of `state` begin; TD_NONE: how many elements that unit has. */
+static int64_t rows_before(const td_context *td, uint32_t of, uint32_t state)
+{
+    int64_t begin = 0;
+    const td_unit *u = &td->units[of];
+    for (int32_t m = 0; m < u->member_count && u->members[m].state != state; m++) {
+        td_shape shape = td->states[u->members[m].state].shape;
+        begin += padded(shape.rank ? shape.dim[0] : 1, TD_UNIT_ALIGN);
+    }
+    return state == TD_NONE ? padded(begin, unit_multiple(td)) : begin;
+}
+
 /* The unit for moments called `slot` of the parameters in unit `of`. */
-static uint32_t moment_unit(td_context *td, uint32_t of, const char *slot)
+static uint32_t moment_unit(td_context *td, uint32_t of, const char *slot, bool of_rows)
 {
     for (uint32_t u = 0; u < td->unit_count; u++)
         if (td->units[u].kind == TD_MOMENT && td->units[u].of == of && !strcmp(td->units[u].slot, slot)) return u;
     td_unit like = td->units[of];
-    bool sharded = like.trains && td->has_parallel;
-    return add_unit(td, (td_unit){ .kind = TD_MOMENT, .dtype = like.dtype, .elements = like.elements, .of = of, .slot = slot,
+    bool sharded = like.trains && !like.sparse && !of_rows && td->has_parallel;
+    int64_t elements = of_rows ? rows_before(td, of, TD_NONE) : like.elements;
+    return add_unit(td, (td_unit){ .kind = TD_MOMENT, .dtype = like.dtype, .elements = elements, .of = of, .slot = slot,
                                    .place = sharded ? td->parallel.places.moment : replicated });
 }
 
@@ -275,11 +319,13 @@ static bool lay_out_rest(td_context *td)
         if (entry->unit != TD_NONE) continue;
         if (entry->kind == TD_MOMENT) {
             const td_state_entry *p = &td->states[entry->of];
-            uint32_t unit = moment_unit(td, p->unit, moment_name(td, s));
-            if (unit == TD_NONE || !add_member(td, unit, s, p->offset)) return false;
+            uint32_t unit = moment_unit(td, p->unit, moment_name(td, s), entry->of_rows);
+            int64_t offset = entry->of_rows ? rows_before(td, p->unit, entry->of) : p->offset;
+            if (unit == TD_NONE || !add_member(td, unit, s, offset)) return false;
             continue;
         }
-        uint32_t unit = add_unit(td, (td_unit){ .kind = entry->kind, .dtype = entry->dtype, .of = TD_NONE });
+        bool table = td_state_sparse((td_state){ td, s });
+        uint32_t unit = add_unit(td, (td_unit){ .kind = entry->kind, .dtype = entry->dtype, .trains = table, .sparse = table, .of = TD_NONE });
         if (unit == TD_NONE || !append_member(td, unit, s)) return false;
     }
     return true;

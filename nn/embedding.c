@@ -17,7 +17,9 @@ nn_embedding nn_embedding_make_at(td_module parent, const char *name, int64_t co
         return (nn_embedding){ .at = at, .weight = { td, TD_NONE } };
     }
     double deviation = options && options->deviation > 0 ? options->deviation : 1;
-    return (nn_embedding){ .at = at, .weight = td_parameter(at, "weight", TD_SHAPE(count, width), td_init_normal(deviation)) };
+    td_state weight = td_parameter(at, "weight", TD_SHAPE(count, width), td_init_normal(deviation));
+    if (options && options->sparse) td_sparse_rows(weight);
+    return (nn_embedding){ .at = at, .weight = weight };
 }
 
 td_tensor nn_embedding_apply_at(const nn_embedding *e, td_tensor ids, td_here here)

@@ -99,6 +99,7 @@ typedef struct nn_embedding {
 
 typedef struct nn_embedding_options {
     double deviation;            /* of the initial N(0, deviation^2); 0: 1 */
+    bool sparse;                 /* row-sparse gradients, for large tables: td_sparse_rows says what that asks for */
 } nn_embedding_options;
 
 /* An id outside [0, count) gives NaN. Errors: a size below 1, a name used twice. */

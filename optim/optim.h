@@ -65,6 +65,8 @@ typedef opt_adam_options opt_adamw_options;
 
 typedef struct opt_adagrad_options {
     double eps;                  /* 0: 1e-10 */
+    bool row_wise;               /* one sum a row ("row_sum") instead of one an element ("sum"); a row is what one index of the
+                                    first dimension names. Under fsdp a unit is gathered for its update. */
     double rate_decay;           /* the rate is divided by 1 + rate_decay * updates done */
     double decay;                /* added to the gradient: decay * parameter */
     double max_norm;             /* these five as in opt_sgd_options */
@@ -87,13 +89,17 @@ typedef struct opt_lion_options {
 
 /* Each takes the parameters under `under` that train now. NULL options are the defaults. Parameters that no
  * optimizer has keep their values; two optimizers must not share any.
- * NULL and an error of the context: nothing to train, an option out of its range, a group that fits nothing, memory.
+ * Tables with row-sparse gradients (td_sparse_rows) go with adagrad and with sgd without momentum, at a decay of 0: there rows
+ * without a gradient keep their values anyway, so that sparse and dense are the same.
+ * NULL and an error of the context: nothing to train, an option out of its range, a group that fits nothing, a table with
+ * row-sparse gradients and a rule or a decay that would move its other rows, memory.
  *
  *     sgd     d = g + decay p;  b = momentum b + (1 - dampening) d, at first d;  p -= rate b
  *             with nesterov  p -= rate (d + momentum b)
  *     adam    Kingma and Ba, arXiv:1412.6980, algorithm 1
  *     adamw   Loshchilov and Hutter, arXiv:1711.05101, algorithm 2, its decay times the rate
  *     adagrad d = g + decay p;  s += d^2;  p -= rate d / (sqrt(s) + eps)       (Duchi, Hazan, Singer, JMLR 2011)
+ *             row-wise  s += mean over the row of d^2, as FBGEMM's exact row-wise Adagrad
  *     lion    p -= rate (sign(beta1 m + (1 - beta1) g) + decay p);  m = beta2 m + (1 - beta2) g
  *             (Chen et al., arXiv:2302.06675, algorithm 2) */
 TD_API opt_optimizer *opt_sgd(td_module under, const opt_sgd_options *options);

@@ -107,6 +107,21 @@ static bool fill_groups(opt_optimizer *opt, const opt_making *m)
     return true;
 }
 
+/* A decay moves rows that have no gradient. */
+static bool check_sparse(const opt_optimizer *opt, const opt_making *m)
+{
+    for (int g = 0; g < opt->group_count; g++) {
+        const made_group *group = &opt->groups[g];
+        for (int i = group->first; i < group->first + group->count; i++) {
+            if (group->hyper[m->decay] == 0 || !td_state_sparse(opt->grouped[i])) continue;
+            td_fail(opt->td, TD_ERROR_UNSUPPORTED, "%s: '%s' has row-sparse gradients, which allow no decay (here %g); put it in a "
+                    "group with decay 0, or let the table be dense", m->call, td_state_name(opt->grouped[i]), group->hyper[m->decay]);
+            return false;
+        }
+    }
+    return true;
+}
+
 opt_optimizer *opt_make(td_module under, const opt_making *m)
 {
     td_context *td = under.td;
@@ -129,12 +144,13 @@ opt_optimizer *opt_make(td_module under, const opt_making *m)
     };
     opt->grouped = opt->states + count;
     collect(under, opt->states);
+    td_update_allows(m->rule, opt->states, count);
     opt->module = td_child(td_root(td), m->name ? m->name : "optimizer");
     td_init zero = td_init_constant(0);
     td_update_together(opt->states, count);
     for (int i = 0; i < count; i++)
-        for (int k = 0; k < m->rule->moments; k++) td_moment(opt->states[i], m->rule->moment_name[k]);
-    if (fill_groups(opt, m)) opt->updates = td_buffer(opt->module, "updates", td_float(td), (td_shape){ 0 }, zero);
+        for (int k = 0; k < m->rule->moments; k++) td_update_moment(m->rule, opt->states[i], k);
+    if (fill_groups(opt, m) && check_sparse(opt, m)) opt->updates = td_buffer(opt->module, "updates", td_float(td), (td_shape){ 0 }, zero);
     if (td_error(td) == TD_OK) return opt;
     opt_close(opt);
     return NULL;

@@ -49,6 +49,7 @@ static const td_update_rule sgd_rule = {
     .hyper_name = { "decay" },
     .cpu = sgd_cpu,
     .flops = 5,
+    .sparse = true,
 };
 
 static const td_update_rule momentum_rule = {

@@ -118,7 +118,7 @@ td_tensor td_use_at(td_state s, td_here here)
     td_state_entry *e = &td->states[s.id];
     if (e->use_generation == td->recording.generation) return td_handle(&td->recording, e->use);
     uint64_t start = td_hash_bytes(e->hash, &e->init.b, sizeof e->init.b); /* ranks that start differently differ */
-    start = td_mix(td_hash_bytes(start, &e->init.a, sizeof e->init.a), e->init.kind);
+    start = td_mix(td_hash_bytes(start, &e->init.a, sizeof e->init.a), (uint64_t)e->init.kind | (uint64_t)e->sparse << 8);
     td_parameter_attr attr = { .state = s.id, .name_hash = start };
     td_tensor t = td_record_sized(td, &td_op_parameter, here, 0, NULL, &attr, sizeof attr);
     if (td_failed(t)) return t;

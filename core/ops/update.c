@@ -8,6 +8,8 @@
  *
  *     sum_squares flat                        -> scalar
  *     update_unit parameter gradient moments.. rate scale updates -> parameter moments..
+ *
+ * Tables with row-sparse gradients, and rules with moments of rows, are updated by update_rows.c.
  */
 #include "core/ops/op.h"
 
@@ -131,6 +133,7 @@ void td_update_at(const td_update_call *call, td_here here)
     td_context *td = call->gradients.td;
     uint64_t hash;
     if (td->error != TD_OK || !check_states(td, call->rule->name, call->states, call->count, &hash)) return;
+    if (!td_update_allows(call->rule, call->states, call->count)) return;
     uint32_t rule = td_rule_number(td, call->rule);
     if (rule == TD_NONE) return;
     size_t bytes = sizeof few.head + (size_t)call->count * sizeof(uint32_t);
