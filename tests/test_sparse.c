@@ -46,13 +46,41 @@ START_TEST(test_duplicates_are_summed_and_strangers_left_out)
     static const double g[] = { 1, 10, 2, 20, 1000, 1000, 4, 40, 1000, 1000, 8, 80, 16, 160 };
     static const double want[] = { 0, 0, -10, -100, 0, 0, -21, -210, 0, 0 };
     small s = small_open(TD_F64, true);
-    opt_optimizer *opt = opt_sgd(td_root(s.td), NULL);
+    opt_optimizer *opt = opt_sgd(td_root(s.td), &(opt_sgd_options){ .track_norm = true });
     td_backward(weighed(s, ids, g, 7));
     opt_step(opt, 1);
     td_step(s.td);
     ck_assert_no_error(s.td);
     ck_assert_near(small_read(s), want, 10, 0);
+    ck_assert_double_eq(td_item(opt_gradient_norm(opt)), sqrt(54641)); /* 10^2 + 100^2 + 21^2 + 210^2: row 5 is not there */
     td_close(s.td);
+}
+END_TEST
+
+/* Ids alike in some of their digits to the base 2048, by which they are sorted. */
+START_TEST(test_ids_of_a_large_table)
+{
+    enum { V = (1 << 22) + 5, IDS = 10 };
+    static const int32_t ids[IDS] = { V - 1, 1, 2049, V - 1, 0, 1 << 22, 2048, 1, 2049, 0 };
+    static const double g[IDS] = { 1, 2, 4, 8, 16, 32, 64, 128, 256, 512 };
+    static const struct { int64_t row; double value; } want[] = {
+        { 0, -528 }, { 1, -130 }, { 2, 0 }, { 2048, -64 }, { 2049, -260 }, { 1 << 22, -32 }, { V - 2, 0 }, { V - 1, -9 },
+    };
+    td_context *td = open_cpu(TD_F64);
+    td_state table = td_parameter(td_root(td), "table", TD_SHAPE(V, 1), td_init_constant(0));
+    td_sparse_rows(table);
+    opt_optimizer *opt = opt_sgd(td_root(td), &(opt_sgd_options){ .track_norm = true });
+    td_tensor y = td_embedding(td_use(table), td_input(td, "ids", TD_I32, TD_SHAPE(IDS), ids));
+    td_backward(td_sum(td_mul(y, td_input(td, "g", TD_F64, TD_SHAPE(IDS, 1), g)), TD_ALL, TD_DROP));
+    opt_step(opt, 1);
+    ck_assert_msg(td_step(td), "%s", td_error_text(td));
+    for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
+        double value;
+        ck_assert(td_state_read(table, want[i].row, 1, &value));
+        ck_assert_double_eq(value, want[i].value);
+    }
+    ck_assert_double_eq(td_item(opt_gradient_norm(opt)), sqrt(368485)); /* each row once: the sum of those squares */
+    td_close(td);
 }
 END_TEST
 
@@ -581,7 +609,7 @@ START_TEST(test_every_allocation_may_fail)
 }
 END_TEST
 
-TESTS("sparse", test_duplicates_are_summed_and_strangers_left_out, test_the_norm_is_that_of_summed_rows, test_row_wise_adagrad_by_hand,
+TESTS("sparse", test_duplicates_are_summed_and_strangers_left_out, test_ids_of_a_large_table, test_the_norm_is_that_of_summed_rows, test_row_wise_adagrad_by_hand,
       test_no_ids_and_no_use_change_nothing, test_a_gradient_asked_for_is_dense, test_an_old_table_can_be_kept,
       test_the_norm_can_be_read_before_the_step, test_one_lookup_equals_dense_to_the_bit, test_uses_join_and_clipping_counts_them,
       test_ranks_equal_one_dense_rank, test_dense_row_wise_on_ranks, test_passes_change_nothing,
