@@ -226,7 +226,8 @@ static bool append_member(td_context *td, uint32_t unit, uint32_t state)
     if (!add_member(td, unit, state, padded(end, TD_UNIT_ALIGN))) return false;
     const td_unit_member *last = &td->units[unit].members[td->units[unit].member_count - 1];
     end = last->offset + last->elements;
-    td->units[unit].elements = td->units[unit].trains ? padded(end, unit_multiple(td)) : end; /* what no ranks share needs no gaps */
+    bool shared = td->units[unit].trains && !td->units[unit].sparse;
+    td->units[unit].elements = shared ? padded(end, unit_multiple(td)) : end; /* what no ranks share needs no gaps */
     return true;
 }
 
@@ -297,17 +298,19 @@ static int64_t rows_before(const td_context *td, uint32_t of, uint32_t state)
         td_shape shape = td->states[u->members[m].state].shape;
         begin += padded(shape.rank ? shape.dim[0] : 1, TD_UNIT_ALIGN);
     }
-    return state == TD_NONE ? padded(begin, unit_multiple(td)) : begin;
+    return begin;
 }
 
 /* The unit for moments called `slot` of the parameters in unit `of`. */
 static uint32_t moment_unit(td_context *td, uint32_t of, const char *slot, bool of_rows)
 {
-    for (uint32_t u = 0; u < td->unit_count; u++)
-        if (td->units[u].kind == TD_MOMENT && td->units[u].of == of && !strcmp(td->units[u].slot, slot)) return u;
     td_unit like = td->units[of];
     bool sharded = like.trains && !like.sparse && !of_rows && td->has_parallel;
     int64_t elements = of_rows ? rows_before(td, of, TD_NONE) : like.elements;
+    for (uint32_t u = 0; u < td->unit_count; u++) {
+        const td_unit *have = &td->units[u];
+        if (have->kind == TD_MOMENT && have->of == of && have->elements == elements && !strcmp(have->slot, slot)) return u;
+    }
     return add_unit(td, (td_unit){ .kind = TD_MOMENT, .dtype = like.dtype, .elements = elements, .of = of, .slot = slot,
                                    .place = sharded ? td->parallel.places.moment : replicated });
 }
