@@ -12,7 +12,7 @@
 
 #include "core/json.h"
 
-enum { RUN_MAX_FLAGS = 64 };
+enum { RUN_MAX_FLAGS = 128 };
 
 typedef enum run_source { RUN_DEFAULT, RUN_SAVED, RUN_CONFIG, RUN_GIVEN } run_source;
 

@@ -300,6 +300,7 @@ static void finish(run_loop *run)
     bool reports = trained || (run->saved_step == step && !run_summary_stands(run, step));
     if (reports && !stopped) run_plot(run);
     run_summary(run, "train", reports);
+    if (!stopped) run_compare(run);
     if (!run_failed(run) && *run->out && trained)
         run_say(run, "checkpoint: %s/checkpoints/step-%lld", run->out, (long long)step);
 }

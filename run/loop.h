@@ -195,6 +195,15 @@ void run_put_evaluation(const run_evaluation *e, td_json_writer *w);
 /* ---- plot.c */
 /* OUT/loss.gnuplot and, where gnuplot is, OUT/loss.png. Without it a sentence says so. */
 bool run_plot(run_loop *run);
+/* Writes "STEP LOSS", a line each, of the lines of a metrics.jsonl that are whole, and counts them: of training or of
+ * evaluations. */
+bool run_put_points(run_loop *run, FILE *from, const char *path, FILE *to, bool evaluations, int64_t *points);
+/* Draws OUT/name.png from OUT/name.gnuplot. false: why not, in a sentence; no error. */
+bool run_draw(run_loop *run, const char *name, char why[RUN_PATH + 128]);
+
+/* ---- compare.c: OUT/compare.png */
+void run_compare_check(run_loop *run); /* whether the runs of --plot are there, before anything is trained */
+bool run_compare(run_loop *run);       /* nothing without --plot */
 
 /* ---- file.c */
 bool run_make_directory(td_context *td, const char *path);       /* and its parents */

@@ -1,4 +1,4 @@
-/* A reference binary: one run_model gives it train, eval, bench, plan and what is its own. */
+/* A reference binary: one run_model gives it train, eval, bench, plan, plot and what is its own. */
 #include <string.h>
 
 #include "run/loop.h"
@@ -6,13 +6,14 @@
 static const struct {
     const char *name;
     unsigned command;
-    const char *split;            /* of the data the model is made for */
+    const char *split;            /* of the data the model is made for; NULL: none is made */
     const char *help;
 } commands[] = {
     { "train", RUN_TRAIN, "train", "train a model, or go on with one (--resume)" },
     { "eval", RUN_EVAL, "test", "evaluate the last checkpoint of a run" },
     { "bench", RUN_BENCH, "random", "time training steps on made-up data" },
     { "plan", RUN_PLAN, "random", "what one rank would hold, compute and send; runs nothing" },
+    { "plot", RUN_PLOT, NULL, "draw the curves of several runs in one picture" },
 };
 enum { COMMANDS = sizeof commands / sizeof *commands };
 
@@ -50,6 +51,13 @@ static void run_train(run_loop *run, const run_model *model, void *object)
     data_set *test = run_failed(run) ? NULL : model->data(run, "test");
     if (test) run_evaluate_on(run, test, model->measure, object);
     for (data_batch b; run_next(run, &b);) run_step(run, run->opt, model->loss(object, &b));
+}
+
+static int run_pictures(int argc, char **argv, const run_model *model)
+{
+    run_loop *run = run_open_command(RUN_PLOT, "plot", &argc, &argv, &model->defaults, model->about);
+    if (run) run_compare(run);
+    return run_close(run);
 }
 
 /* Data, model and optimizer, whichever the command needs; NULL after an error. */
@@ -114,11 +122,12 @@ int run_main(int argc, char **argv, const run_model *model)
         return run_stdout_status(name);
     }
     for (int i = 0; i < COMMANDS; i++)
-        if (!strcmp(command, commands[i].name)) return run_common(argc, argv, model, i);
+        if (!strcmp(command, commands[i].name))
+            return commands[i].split ? run_common(argc, argv, model, i) : run_pictures(argc, argv, model);
     for (int i = 0; model->commands && i < RUN_OWN_COMMANDS && model->commands[i].name; i++)
         if (!strcmp(command, model->commands[i].name)) return run_own(argc, argv, model, i);
-    if (*command) fprintf(stderr, "%s: '%.40s' is no command: it is train, eval, bench, plan", name, command);
-    else fprintf(stderr, "%s: a command comes first: train, eval, bench, plan", name);
+    if (*command) fprintf(stderr, "%s: '%.40s' is no command: it is train, eval, bench, plan, plot", name, command);
+    else fprintf(stderr, "%s: a command comes first: train, eval, bench, plan, plot", name);
     for (const run_command *c = model->commands; c && c->name; c++) fprintf(stderr, ", %s", c->name);
     fprintf(stderr, "; see '%s --help'\n", name);
     return 2;

@@ -6,7 +6,8 @@
 
 #include "run/loop.h"
 
-enum { OWN = ((1 << RUN_OWN_COMMANDS) - 1) * RUN_OWN, TE = RUN_TRAIN | RUN_EVAL, TB = RUN_TRAIN | RUN_BENCH, TEB = TE | RUN_BENCH, TBP = TB | RUN_PLAN };
+enum { OWN = ((1 << RUN_OWN_COMMANDS) - 1) * RUN_OWN, TE = RUN_TRAIN | RUN_EVAL, TB = RUN_TRAIN | RUN_BENCH, TEB = TE | RUN_BENCH, TBP = TB | RUN_PLAN,
+       ALL = TBP | RUN_EVAL | RUN_PLOT | OWN };
 
 /* Kinds, ranges and defaults of what every binary takes. */
 static const run_flag common_flags[] = {
@@ -43,7 +44,7 @@ static const run_flag common_flags[] = {
       .help = "updates the schedule spans (--steps)" },
     { .name = "seed", .kind = RUN_SEED, .standard = "0",
       .help = "of initial values, order of data and dropout" },
-    { .name = "out", .kind = RUN_TEXT, .commands = TE | OWN,
+    { .name = "out", .kind = RUN_TEXT, .commands = TE | OWN | RUN_PLOT,
       .help = "directory for curves, summary and checkpoints" },
     { .name = "resume", .kind = RUN_SWITCH, .standard = "false", .commands = RUN_TRAIN,
       .help = "go on from the last checkpoint in --out" },
@@ -63,6 +64,8 @@ static const run_flag common_flags[] = {
       .help = "batches of the data that an evaluation takes at most (all)" },
     { .name = "stop-after", .kind = RUN_COUNT, .most = 1e9, .commands = RUN_TRAIN,
       .help = "evaluations without a lower loss after which it ends (never)" },
+    { .name = "plot", .kind = RUN_TEXT, .commands = RUN_TRAIN | RUN_PLOT,
+      .help = "directories of runs, commas between: their curves in OUT/compare.png" },
     { .name = "overfit-batch", .kind = RUN_SWITCH, .standard = "false", .commands = RUN_TRAIN,
       .help = "train and evaluate on the first batch alone: the loss must fall to 0" },
     { .name = "threads", .kind = RUN_COUNT, .most = 4096,
@@ -73,8 +76,8 @@ static const run_flag common_flags[] = {
       .help = "the same bits run after run" },
     { .name = "json", .kind = RUN_SWITCH, .standard = "false",
       .help = "one JSON object on stdout, nothing else" },
-    { .name = "config", .kind = RUN_TEXT, .help = "JSON file of the same names; flags win" },
-    { .name = "help", .kind = RUN_SWITCH, .standard = "false", .help = "this list" },
+    { .name = "config", .kind = RUN_TEXT, .commands = ALL, .help = "JSON file of the same names; flags win" },
+    { .name = "help", .kind = RUN_SWITCH, .standard = "false", .commands = ALL, .help = "this list" },
     { 0 }
 };
 
@@ -195,6 +198,10 @@ static void check_settings(run_loop *run)
         run_fail_usage(run, "--resume needs --out DIR: the directory of the run to go on with");
     if (f->command & (RUN_EVAL | RUN_RESTORED) && !*run->out)
         run_fail_usage(run, "%s needs --out DIR: the directory of a trained model", strrchr(run->program, ' ') + 1);
+    if (f->command == RUN_PLOT && (!*run->out || !run_flags_text(f, "plot")))
+        run_fail_usage(run, "plot needs --plot DIR,DIR,...: the runs to draw, and --out DIR: where compare.png goes");
+    if (f->command == RUN_TRAIN && run_flags_text(f, "plot") && !*run->out)
+        run_fail_usage(run, "--plot needs --out DIR: where compare.png goes");
     static const char *const savers[] = { "save-every", "keep", "keep-best" };
     for (size_t i = 0; i < sizeof savers / sizeof *savers; i++)
         if (run_flags_source(f, savers[i]) == RUN_GIVEN && !*run->out)
@@ -210,6 +217,7 @@ static void check_settings(run_loop *run)
     if (trains && run->stop_after && !run->eval_every)
         run_fail_usage(run, "--stop-after needs --eval-every N: it counts those evaluations");
     check_batch(run);
+    if (f->command & (RUN_TRAIN | RUN_PLOT) && run_flags_text(f, "plot") && !run->refused) run_compare_check(run);
 }
 
 static void resolve(run_loop *run)

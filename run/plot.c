@@ -20,14 +20,13 @@ static const char script_head[] =
     "set grid\n"
     "$loss << EOD\n";
 
-/* One line for each loss, of training or of evaluations. */
-static bool put_points(run_loop *run, FILE *from, FILE *to, bool evaluations, int64_t *points)
+bool run_put_points(run_loop *run, FILE *from, const char *path, FILE *to, bool evaluations, int64_t *points)
 {
     char *line = NULL;
     size_t room = 0;
     rewind(from);
-    for (ssize_t size; (size = getline(&line, &room, from)) > 0;) {
-        td_json_document *document = td_json_parse(run->td, line, (size_t)size, "metrics.jsonl");
+    for (ssize_t size; (size = getline(&line, &room, from)) > 0 && line[size - 1] == '\n';) {
+        td_json_document *document = td_json_parse(run->td, line, (size_t)size, path);
         if (!document) break;
         const td_json *root = td_json_root(document), *eval = td_json_get(root, "eval");
         double loss = td_json_get_number(evaluations ? eval : root, "loss", HUGE_VAL);
@@ -50,9 +49,9 @@ static bool write_script(run_loop *run, FILE *metrics)
         return false;
     }
     fputs(script_head, to);
-    bool ok = put_points(run, metrics, to, false, &training);
+    bool ok = run_put_points(run, metrics, "metrics.jsonl", to, false, &training);
     fputs("EOD\n$eval << EOD\n", to);
-    ok = ok && put_points(run, metrics, to, true, &evaluations);
+    ok = ok && run_put_points(run, metrics, "metrics.jsonl", to, true, &evaluations);
     fputs("EOD\nplot $loss using 1:2 with lines title 'training'", to);
     if (evaluations) fputs(", $eval using 1:2 with linespoints title 'evaluation'", to);
     fputs("\n", to);
@@ -63,9 +62,11 @@ static bool write_script(run_loop *run, FILE *metrics)
 }
 
 /* 0: drawn; else what spawning gnuplot said, or EIO for its own failure. */
-static int draw(const run_loop *run)
+static int spawn_gnuplot(const run_loop *run, const char *name)
 {
-    char *const arguments[] = { "gnuplot", "loss.gnuplot", NULL };
+    char script[64];
+    snprintf(script, sizeof script, "%s.gnuplot", name);
+    char *const arguments[] = { "gnuplot", script, NULL };
     posix_spawn_file_actions_t actions;
     pid_t child;
     int status, error = posix_spawn_file_actions_init(&actions);
@@ -81,9 +82,21 @@ static int draw(const run_loop *run)
     return WIFEXITED(status) && WEXITSTATUS(status) == 0 ? 0 : EIO;
 }
 
+bool run_draw(run_loop *run, const char *name, char why[RUN_PATH + 128])
+{
+    int error = spawn_gnuplot(run, name);
+    if (error == ENOENT)
+        snprintf(why, RUN_PATH + 128, "no %s.png: gnuplot is not installed; with it, cd %s && gnuplot %s.gnuplot", name,
+                 run->out, name);
+    else
+        snprintf(why, RUN_PATH + 128, "no %s.png: gnuplot failed (%s); see cd %s && gnuplot %s.gnuplot", name,
+                 error == EIO ? "it said no" : strerror(error), run->out, name);
+    return !error;
+}
+
 bool run_plot(run_loop *run)
 {
-    char path[RUN_PATH];
+    char path[RUN_PATH], why[RUN_PATH + 128];
     if (!*run->out || run->rank != 0 || run_failed(run)) return !run_failed(run);
     if (!run_path(run->td, path, "%s/metrics.jsonl", run->out)) return false;
     FILE *metrics = fopen(path, "r");
@@ -91,12 +104,7 @@ bool run_plot(run_loop *run)
     bool ok = write_script(run, metrics);
     fclose(metrics);
     if (!ok) return false;
-    int error = draw(run);
-    if (!error) run_say(run, "curve: %s/loss.png", run->out);
-    else if (error == ENOENT)
-        run_say(run, "no loss.png: gnuplot is not installed; with it, cd %s && gnuplot loss.gnuplot", run->out);
-    else
-        run_say(run, "no loss.png: gnuplot failed (%s); see cd %s && gnuplot loss.gnuplot",
-                error == EIO ? "it said no" : strerror(error), run->out);
+    if (run_draw(run, "loss", why)) run_say(run, "curve: %s/loss.png", run->out);
+    else run_say(run, "%s", why);
     return true;
 }

@@ -8,7 +8,7 @@
  *     for (data_batch b; run_next(run, &b);) run_step(run, opt, loss of b);
  *     return run_close(run);
  *
- * A reference binary gives run_main one run_model and gets `train eval bench plan` from it.
+ * A reference binary gives run_main one run_model and gets `train eval bench plan plot` from it.
  *
  * With --ranks N the program is started again N times; the first process waits for the others inside run_open and then
  * has an ended run, whose functions do nothing and whose run_close returns the exit status.
@@ -43,7 +43,7 @@ typedef enum run_flag_kind {
 } run_flag_kind;
 
 /* RUN_RESTORED: those commands of a model's own that start from a checkpoint of --out. The i-th of its own is RUN_OWN << i. */
-enum { RUN_TRAIN = 1, RUN_EVAL = 2, RUN_BENCH = 4, RUN_PLAN = 8, RUN_RESTORED = 128, RUN_OWN = 256, RUN_OWN_COMMANDS = 16 };
+enum { RUN_TRAIN = 1, RUN_EVAL = 2, RUN_BENCH = 4, RUN_PLAN = 8, RUN_PLOT = 16, RUN_RESTORED = 128, RUN_OWN = 256, RUN_OWN_COMMANDS = 16 };
 
 /* One flag; a table of them ends with a NULL name. */
 typedef struct run_flag {
@@ -53,7 +53,7 @@ typedef struct run_flag {
     const char *help;
     const char *choices;          /* "cpu|cuda" */
     double most;                  /* the largest number allowed; 0: any */
-    unsigned commands;            /* RUN_TRAIN | ...; 0: all */
+    unsigned commands;            /* RUN_TRAIN | ...; 0: all that make a model */
 } run_flag;
 
 /* ---- The loop ------------------------------------------------------------------------------------------- */
@@ -134,7 +134,7 @@ TD_API opt_optimizer *run_optimizer(run_loop *run, td_module root);
 
 /* ---- Reference binaries ---------------------------------------------------------------------------------- */
 
-/* A subcommand of the model's own, beside train, eval, bench and plan. */
+/* A subcommand of the model's own, beside those that all have. */
 typedef struct run_command {
     const char *name;
     const char *help;             /* one line */

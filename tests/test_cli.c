@@ -555,6 +555,46 @@ START_TEST(test_wrong_usage_is_one_line_and_status_2)
 }
 END_TEST
 
+START_TEST(test_runs_are_compared_in_one_picture)
+{
+    enter();
+    ck_assert_sh(0, "rm -rf r_1 \"it's\" sub new cmp; mkdir sub; " SMALL "--steps 4 --eval-every 2 --out r_1 && " SMALL
+                    "--steps 3 --lr 0.25 --hidden 8,8 --out \"it's\" && " SMALL "--steps 2 --keep 2 --out sub/r_1");
+    ck_assert_sh(0, "printf '{\"step\": 5, \"lo' >>r_1/metrics.jsonl"); /* as a crash leaves it */
+    bool has_gnuplot = sh("command -v gnuplot") == 0;
+    ck_assert_sh(has_gnuplot ? 0 : 1, "$MLP plot --plot \"r_1,it's/\" --out cmp && test -s cmp/compare.png");
+    ck_assert_sh(0, "cat cmp/compare.gnuplot");
+    ck_assert_str_has(out_text, "title 'r_1 (steps 4, lr 0.001, hidden 16)', ");
+    ck_assert_str_has(out_text, "title 'r_1: evaluation', ");
+    ck_assert_str_has(out_text, "title 'it''s (steps 3, lr 0.25, hidden 8,8)', ");
+    ck_assert_sh(0, "sed -n '/^.training0/,/^EOD/p' cmp/compare.gnuplot | grep -c '^[1-4] [0-9.]*$'");
+    ck_assert_str_eq(out_text, "4\n");
+    ck_assert_sh(0, "sed -n '/^.evaluation0/,/^EOD/p' cmp/compare.gnuplot | cut -d' ' -f1 | tr '\\n' ' '");
+    ck_assert_str_eq(out_text, "$evaluation0 2 4 EOD ");
+    /* beside one that trains, whose own name is the last; what has the same name is told apart */
+    ck_assert_sh(0, SMALL "--steps 3 --out new --plot r_1,sub/r_1 && ! grep plot new/config.json && cat new/compare.gnuplot");
+    ck_assert_str_has(out_text, "title 'r_1 (steps 4)', ");
+    ck_assert_str_has(out_text, "title 'sub/r_1 (steps 2)', ");
+    ck_assert_str_has(out_text, "title 'new (steps 3)', ");
+    ck_assert_sh(0, SMALL "--steps 5 --out new --plot new/,r_1 && cat new/compare.gnuplot"); /* no run twice */
+    ck_assert_str_has(out_text, "title 'new (steps 5)', ");
+    ck_assert_ptr_null(strstr(out_text, "training2"));
+    ck_assert_sh(0, "test -s new/previous-1/compare.gnuplot && : >cmp/metrics.jsonl");
+    CHECK_MISTAKES(
+        { 2, "$MLP plot --plot r_1", "plot needs --plot DIR,DIR,...: the runs to draw, and --out DIR" },
+        { 2, "$MLP plot --out cmp", "plot needs --plot DIR,DIR,..." },
+        { 2, "$MLP plot --plot r_1 --out cmp --lr 1", "--lr is no flag of 'mlp plot'" },
+        { 2, "$MLP plot --plot r_1 --out cmp --seed 1", "--seed is no flag of 'mlp plot'" },
+        { 2, "$MLP plot --plot r_1,,new --out cmp", "commas between them, not 'r_1,,new'" },
+        { 2, SMALL "--steps 2 --plot r_1", "--plot needs --out DIR" },
+        { 1, "$MLP plot --plot r_1,data --out cmp", "--plot: there is no data/metrics.jsonl; it takes directories of runs" },
+        { 1, "$MLP plot --plot r_1,cmp --out cmp", "cmp/metrics.jsonl holds no loss; leave it out" },
+        { 1, SMALL "--steps 2 --ranks 2 --out never --plot nowhere", "there is no nowhere/metrics.jsonl" },
+        { 1, "PATH=/nowhere $MLP plot --plot r_1,new --out cmp", "gnuplot is not installed; with it, cd cmp && gnuplot" });
+    ck_assert_sh(0, "! test -e never");
+}
+END_TEST
+
 START_TEST(test_data_that_is_wrong_is_named)
 {
     enter();
@@ -683,6 +723,6 @@ TESTS("cli", test_training_leaves_its_files, test_eval_reads_the_checkpoint_and_
       test_who_reads_the_output_does_not_decide_over_the_run, test_planning_takes_no_memory_for_data,
       test_an_evaluation_is_told_after_its_update, test_help_lists_the_flags_of_a_command,
       test_progress_fits_the_terminal,
-      test_wrong_usage_is_one_line_and_status_2, test_data_that_is_wrong_is_named,
+      test_wrong_usage_is_one_line_and_status_2, test_runs_are_compared_in_one_picture, test_data_that_is_wrong_is_named,
       test_output_that_cannot_be_written_is_named, test_a_checkpoint_that_does_not_fit_is_refused,
       test_a_manifest_that_cannot_be_is_refused, test_nan_stops_and_keeps_the_last_good_checkpoint)
