@@ -6,7 +6,8 @@
 
 #include "run/loop.h"
 
-enum { OWN = ((1 << RUN_OWN_COMMANDS) - 1) * RUN_OWN, TE = RUN_TRAIN | RUN_EVAL, TB = RUN_TRAIN | RUN_BENCH, TEB = TE | RUN_BENCH, TBP = TB | RUN_PLAN,
+enum { OWN = ((1 << RUN_OWN_COMMANDS) - 1) * RUN_OWN,
+       TE = RUN_TRAIN | RUN_EVAL, TB = RUN_TRAIN | RUN_BENCH, TEB = TE | RUN_BENCH, TBP = TB | RUN_PLAN,
        ALL = TBP | RUN_EVAL | RUN_PLOT | OWN };
 
 /* Kinds, ranges and defaults of what every binary takes. */

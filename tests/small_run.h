@@ -145,4 +145,30 @@ static inline CHECK_UNUSED int measure_loss(void *model, const data_batch *b, ru
     return 1;
 }
 
+/* What a run of seed 3 does in f64, by hand: all batches in their order, or the first one again and again. */
+typedef enum small_batches { EACH_BATCH, FIRST_BATCH } small_batches;
+static inline CHECK_UNUSED void train_by_hand(small_batches batches, int threads, int steps, double *losses)
+{
+    td_context *td = td_open(&(td_options){ .dtype = TD_F64, .seed = 3, .threads = threads });
+    small_model m = make_small(td, 5);
+    opt_optimizer *opt = adamw(td_root(td));
+    data_set *set = small_set(td);
+    data_loader *loader = data_loader_open(
+        td, set, &(data_loader_options){ .batch = 12, .seed = 3, .shuffle = true, .dtype = TD_F64 });
+    data_batch b;
+    for (int step = 0; step < steps; step++) {
+        if (step == 0 || batches == EACH_BATCH) ck_assert(data_next(loader, &b));
+        td_tensor loss = small_loss(&m, &b);
+        td_backward(loss);
+        opt_step(opt, 0.05);
+        td_step(td);
+        losses[step] = td_item(loss);
+    }
+    ck_assert_no_error(td);
+    data_loader_close(loader);
+    data_set_close(set);
+    opt_close(opt);
+    td_close(td);
+}
+
 #endif

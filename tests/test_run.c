@@ -196,28 +196,8 @@ START_TEST(test_the_loop_is_backward_step_and_nothing_else)
     int64_t updates = 0;
     ck_assert_int_eq(train("--steps 6 --dtype f64 --seed 3 --threads 1", 5, losses, &updates), 0);
     ck_assert_int_eq(updates, 6);
-
-    td_context *td = td_open(&(td_options){ .dtype = TD_F64, .seed = 3, .threads = 1 });
-    small_model m = make_small(td, 5);
-    opt_optimizer *opt = adamw(td_root(td));
-    data_set *set = small_set(td);
-    data_loader *loader = data_loader_open(
-        td, set, &(data_loader_options){ .batch = 12, .seed = 3, .shuffle = true, .dtype = TD_F64 });
-    for (int step = 0; step < 6; step++) {
-        data_batch b;
-        ck_assert(data_next(loader, &b));
-        td_tensor loss = small_loss(&m, &b);
-        td_backward(loss);
-        opt_step(opt, 0.05);
-        td_step(td);
-        expected[step] = td_item(loss);
-    }
-    ck_assert_no_error(td);
+    train_by_hand(EACH_BATCH, 1, 6, expected);
     ck_assert_near(losses, expected, 6, 0);
-    data_loader_close(loader);
-    data_set_close(set);
-    opt_close(opt);
-    td_close(td);
 }
 END_TEST
 
