@@ -543,7 +543,7 @@ static bool lower_update_unit(differentiation *d, uint32_t unit, const td_group_
     const td_update_rule *rule = d->td->rules[a->rule];
     td_unit u = d->td->units[unit];
     if (!has_entered(d, unit, rule)) return false;
-    td_id in[2 + TD_MOMENTS + 3] = { current_value(d, unit), d->entered[unit] };
+    td_id in[2 + TD_MOMENTS + 4] = { current_value(d, unit), d->entered[unit] };
     uint32_t units[1 + TD_MOMENTS] = { unit };
     int n = 2;
     for (int m = 0; m < rule->moments; m++) {
@@ -552,7 +552,7 @@ static bool lower_update_unit(differentiation *d, uint32_t unit, const td_group_
         units[1 + m] = d->td->states[moment.id].unit;
         in[n++] = current_value(d, units[1 + m]);
     }
-    for (int i = 1; i < 4; i++) in[n++] = d->map[d->in->inputs[d->at.input + (uint32_t)i]];
+    for (uint32_t i = 1; i < d->at.inputs; i++) in[n++] = d->map[d->in->inputs[d->at.input + i]];
     size_t bytes = sizeof(td_update_attr) + (size_t)u.member_count * sizeof(td_update_segment);
     td_update_attr *attr = td_alloc(d->td, bytes, "program");
     if (!attr) return false;
@@ -578,7 +578,7 @@ static bool lower_update_rows(differentiation *d, uint32_t state, const td_group
     int64_t rows = s.shape.rank ? s.shape.dim[0] : 1;
     td_update_rows_attr attr = { .rule = a->rule, .unit = s.unit, .begin = s.offset, .rows = rows, .width = rows ? s.elements / rows : 0 };
     memcpy(attr.hyper, a->hyper, sizeof attr.hyper);
-    td_id in[1 + TD_MOMENTS + 3 + 2] = { current_value(d, s.unit) };
+    td_id in[1 + TD_MOMENTS + 4 + 2] = { current_value(d, s.unit) };
     uint32_t units[1 + TD_MOMENTS] = { s.unit };
     int n = 1;
     for (int m = 0; m < rule->moments; m++) {
@@ -588,7 +588,7 @@ static bool lower_update_rows(differentiation *d, uint32_t state, const td_group
         attr.moment[m] = d->td->states[moment.id].offset;
         in[n++] = current_value(d, units[1 + m]);
     }
-    for (int i = 1; i < 4; i++) in[n++] = d->map[d->in->inputs[d->at.input + (uint32_t)i]];
+    for (uint32_t i = 1; i < d->at.inputs; i++) in[n++] = d->map[d->in->inputs[d->at.input + i]];
     in[n++] = d->entered[s.unit];
     if (sparse) in[n++] = d->entered[s.unit] + 1;
     td_value outputs[1 + TD_MOMENTS];

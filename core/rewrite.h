@@ -354,6 +354,7 @@ typedef struct td_update_call {
     int count;
     td_tensor rate, scale, updates;           /* scalars, td_float */
     double hyper[TD_HYPERS];
+    td_tensor when;                           /* scalar, td_float: where it is 0 nothing changes, to the bit; left out: always */
 } td_update_call;
 /* Moments named by the rule are made (td_update_moment, zeros) when first needed. Errors: those of td_update_allows. */
 TD_API void td_update_at(const td_update_call *call, td_here here);
@@ -433,7 +434,7 @@ typedef enum td_mark_kind { TD_MARK_GRADIENT, TD_MARK_OPTIMIZER, TD_MARK_ACCUMUL
 typedef struct td_mark_attr { uint32_t kind, unit; } td_mark_attr; /* identity; `place` reads and dissolves it */
 /* td_op_pack: inputs at element offsets of a flat unit of the output's size, zeros elsewhere. */
 typedef struct td_pack_attr { uint32_t unit, count; } td_pack_attr; /* `count` offsets (int64_t) follow */
-/* td_op_update_unit: inputs parameter, gradient, moments ..., rate, scale, updates; outputs parameter, moments. */
+/* td_op_update_unit: inputs parameter, gradient, moments ..., rate, scale, updates[, when]; outputs parameter, moments. */
 typedef struct td_update_segment {
     int64_t begin, end;                       /* elements of the unit; between segments nothing changes */
     double hyper[TD_HYPERS];
@@ -442,7 +443,7 @@ typedef struct td_update_attr { uint32_t rule, unit, moments, count; } td_update
 /* td_op_merge_rows: inputs ids, rows of each use of a table; outputs the ids that are in it, each once and then -1 (N), and the sums of
  * their rows, then zeros (N, D). */
 typedef struct td_merge_rows_attr { int64_t table_rows, width; } td_merge_rows_attr;
-/* td_op_update_rows: inputs parameter, moments ..., rate, scale, updates, then ids and rows as merged, or the unit's whole gradient;
+/* td_op_update_rows: inputs parameter, moments ..., rate, scale, updates[, when], then ids and rows as merged, or the unit's whole gradient;
  * outputs parameter, moments. The member is `rows` rows of `width` elements from element `begin` of its unit. */
 typedef struct td_update_rows_attr {
     uint32_t rule, unit;

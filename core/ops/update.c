@@ -2,14 +2,15 @@
  *
  *     gradients[states]                       -> every gradient as one flat value, in order
  *     gradient_norm gradients                 -> sqrt(sum of squares), scalar
- *     update[rule, states] gradients rate scale updates
+ *     update[rule, states] gradients rate scale updates [when]
  *
  * differentiate turns each into work on units, where a group is a list of segments of the flat range:
  *
  *     sum_squares flat                        -> scalar
- *     update_unit parameter gradient moments.. rate scale updates -> parameter moments..
+ *     update_unit parameter gradient moments.. rate scale updates [when] -> parameter moments..
  *
- * Tables with row-sparse gradients, and rules with moments of rows, are updated by update_rows.c.
+ * Where `when` is 0 on the device, parameter and moments keep their values. Tables with row-sparse gradients, and rules with moments of
+ * rows, are updated by update_rows.c.
  */
 #include "core/ops/op.h"
 
@@ -95,9 +96,9 @@ td_tensor td_gradient_norm_at(td_tensor gradients, td_here here)
 
 static bool update_shape(td_call *call)
 {
-    static const char *const scalars[] = { "rate", "scale", "updates" };
+    static const char *const scalars[] = { "rate", "scale", "updates", "when" };
     char text[TD_SHAPE_TEXT];
-    for (int i = 1; i < 4; i++) {
+    for (int i = 1; i < call->inputs; i++) {
         const td_value *v = call->in[i];
         if (td_shape_elements(v->shape) != 1 || v->dtype != (uint8_t)td_float(call->td))
             return td_call_fail(call, "%s is %s %s, must be a scalar of %s", scalars[i - 1], td_dtype_name((td_dtype)v->dtype),
@@ -113,7 +114,7 @@ static void update_print(const td_program *p, const td_node *n, char *to, size_t
     snprintf(to, room, "%s, %u parameters", p->td->rules[a->rule]->name, a->count);
 }
 
-const td_op td_op_update = { .name = "update", .inputs = 4, .flags = TD_OP_EFFECT | TD_OP_VIRTUAL, .shape = update_shape, .print = update_print };
+const td_op td_op_update = { .name = "update", .inputs = -1, .flags = TD_OP_EFFECT | TD_OP_VIRTUAL, .shape = update_shape, .print = update_print };
 
 uint32_t td_rule_number(td_context *td, const td_update_rule *rule)
 {
@@ -146,8 +147,8 @@ void td_update_at(const td_update_call *call, td_here here)
         state[i] = call->states[i].id;
         td->states[state[i]].use_generation = 0; /* the next read sees the new value */
     }
-    td_tensor in[] = { call->gradients, call->rate, call->scale, call->updates };
-    td_record_sized(td, &td_op_update, here, 4, in, attr, bytes);
+    td_tensor in[] = { call->gradients, call->rate, call->scale, call->updates, call->when };
+    td_record_sized(td, &td_op_update, here, call->when.td && call->when.id != TD_NONE ? 5 : 4, in, attr, bytes);
     if (attr != &few.head) td_free(td, attr, bytes, "program");
     td->updates_recorded = true;
 }
@@ -243,11 +244,20 @@ typedef struct update_work {
     int64_t begin, end;                       /* of the segment, in this rank's range */
 } update_work;
 
+/* rate, scale, updates and, where the update has one, when. */
+static const td_arg *scalars_of(const td_kernel *k) { return k->in + 2 + ((const td_update_attr *)k->attr)->moments; }
+
+static bool is_skipped(const td_kernel *k)
+{
+    const td_arg *when = scalars_of(k) + 3;
+    return when < k->in + k->inputs && td_read_scalar(when) == 0;
+}
+
 static void update_rows(void *user, int64_t begin, int64_t end)
 {
     const update_work *w = user;
     const td_kernel *k = w->k;
-    const td_arg *scalars = k->in + k->inputs - 3;
+    const td_arg *scalars = scalars_of(k);
     int64_t item = td_dtype_size(k->in[0].dtype), at = w->begin + begin;
     td_update_range range = {
         .count = end - begin, .dtype = k->in[0].dtype,
@@ -269,6 +279,7 @@ static void update_unit_cpu(const td_kernel *k)
         const td_arg *from = &k->in[o ? 1 + o : 0];
         if (from->data != k->out[o].data) memcpy(k->out[o].data, from->data, (size_t)(count * td_dtype_size(from->dtype)));
     }
+    if (is_skipped(k)) return;
     for (uint32_t s = 0; s < a->count; s++) {
         int64_t begin = segments[s].begin - first, end = segments[s].end - first;
         update_work w = { k, rule, &segments[s], begin > 0 ? begin : 0, end < count ? end : count };

@@ -1,8 +1,8 @@
 /* Updates by rows: of the rows of a table that a step's ids name, and by rules whose moments have one element a row.
  *
  *     merge_rows   ids, rows, ids, rows ..                                 -> ids (N), rows (N, D)
- *     update_rows  parameter moments.. rate scale updates  ids rows        -> parameter moments..
- *     update_rows  parameter moments.. rate scale updates  gradient        -> parameter moments..
+ *     update_rows  parameter moments.. rate scale updates [when]  ids rows -> parameter moments..
+ *     update_rows  parameter moments.. rate scale updates [when]  gradient -> parameter moments..
  *
  * The ids and rows of all uses of a table, ids (...) and rows (..., D), are merged once: ids in rising order, each once,
  * with the sum of its rows, taken in the order of the inputs whatever the threads; ids outside the table are left out.
@@ -249,6 +249,11 @@ static int64_t named_rows(const td_arg *ids)
 
 static bool has_ids(const td_kernel *k) { return k->in[k->inputs - 2].dtype == TD_I32; }
 
+static bool is_skipped(const td_kernel *k, const td_arg *when)
+{
+    return when < k->in + k->inputs - (has_ids(k) ? 2 : 1) && td_read_scalar(when) == 0;
+}
+
 static void update_rows_cpu(const td_kernel *k)
 {
     const td_update_rows_attr *a = attr_of(k);
@@ -257,6 +262,8 @@ static void update_rows_cpu(const td_kernel *k)
     for (int o = 0; o < k->outputs; o++) /* the rules work in place */
         if (k->in[o].data != k->out[o].data)
             memcpy(k->out[o].data, k->in[o].data, (size_t)td_arg_bytes(&k->in[o]));
+    if (is_skipped(k, scalars + 3))
+        return;
     update_work w = {
         .k = k, .rule = rule, .ids = has_ids(k) ? &k->in[k->inputs - 2] : NULL, .rows = &k->in[k->inputs - 1],
         .like = { .width = a->width, .dtype = k->in[0].dtype, .rate = td_read_scalar(&scalars[0]),
