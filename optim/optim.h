@@ -27,6 +27,7 @@ extern "C" {
 
 /* The context frees it when it closes; opt_close does so before. */
 typedef struct opt_optimizer opt_optimizer;
+typedef struct opt_scaler opt_scaler;
 
 /* Parameters that get a decay and a rate of their own: those whose name matches and that have enough dimensions. A
  * parameter belongs to the first group that fits it, else it has the optimizer's decay and rate. To decay matrices
@@ -48,6 +49,7 @@ typedef struct opt_sgd_options {
     const opt_group *groups;     /* copied */
     int group_count;
     const char *name;            /* of the module of its counter; NULL: "optimizer". A second optimizer needs another */
+    opt_scaler *scaler;          /* of the losses it trains on; NULL: they are as they are */
 } opt_sgd_options;
 
 typedef struct opt_adam_options {
@@ -55,11 +57,12 @@ typedef struct opt_adam_options {
     double beta2;                /* 0: 0.999 */
     double eps;                  /* 0: 1e-8 */
     double decay;                /* Adam: added to the gradient; AdamW: parameter *= 1 - rate * decay before the step */
-    double max_norm;             /* these five as in opt_sgd_options */
+    double max_norm;             /* these six as in opt_sgd_options */
     bool track_norm;
     const opt_group *groups;
     int group_count;
     const char *name;
+    opt_scaler *scaler;
 } opt_adam_options;
 typedef opt_adam_options opt_adamw_options;
 
@@ -69,22 +72,24 @@ typedef struct opt_adagrad_options {
                                     first dimension names. Under fsdp a unit is gathered for its update. */
     double rate_decay;           /* the rate is divided by 1 + rate_decay * updates done */
     double decay;                /* added to the gradient: decay * parameter */
-    double max_norm;             /* these five as in opt_sgd_options */
+    double max_norm;             /* these six as in opt_sgd_options */
     bool track_norm;
     const opt_group *groups;
     int group_count;
     const char *name;
+    opt_scaler *scaler;
 } opt_adagrad_options;
 
 typedef struct opt_lion_options {
     double beta1;                /* 0: 0.9 */
     double beta2;                /* 0: 0.99 */
     double decay;                /* parameter *= 1 - rate * decay */
-    double max_norm;             /* these five as in opt_sgd_options */
+    double max_norm;             /* these six as in opt_sgd_options */
     bool track_norm;
     const opt_group *groups;
     int group_count;
     const char *name;
+    opt_scaler *scaler;
 } opt_lion_options;
 
 /* Each takes the parameters under `under` that train now. NULL options are the defaults. Parameters that no
@@ -116,9 +121,42 @@ TD_API void opt_close(opt_optimizer *opt);
 #define opt_step(opt, rate) opt_step_at((opt), (rate), TD_HERE)
 TD_API void opt_step_at(opt_optimizer *opt, double rate, td_here here);
 /* The gradient's 2-norm before clipping, of the latest opt_step: a kept scalar. Error and a failed tensor: no opt_step
- * yet, or neither max_norm nor track_norm was given. */
+ * yet, or neither max_norm, track_norm nor scaler was given. */
 TD_API td_tensor opt_gradient_norm(const opt_optimizer *opt);
-TD_API bool opt_has_norm(const opt_optimizer *opt);       /* clips or tracks: opt_gradient_norm can be had */
+TD_API bool opt_has_norm(const opt_optimizer *opt);       /* clips, tracks or unscales: opt_gradient_norm can be had */
+
+/* ---- Loss scaling --------------------------------------------------------------------------------------- */
+
+/* Small gradients vanish in f16, so the loss is scaled up before its backward and the gradients down before their use; where the
+ * scale was too large a gradient is infinite or NaN, and the update is skipped. The rules are those of PyTorch's
+ * torch.amp.GradScaler, all on the device:
+ *
+ *     an update whose gradients' norm is not finite changes nothing: no parameter, no moment, no count of updates
+ *     a step with such an update      scale = max(1, scale backoff);   good_steps = 0
+ *     any other                       good_steps += 1;   from `interval` on  scale *= growth, if that is finite, and good_steps = 0
+ *
+ *     opt_scaler *scaler = opt_scaler_open(td, NULL);
+ *     opt_optimizer *opt = opt_adamw(root, &(opt_adamw_options){ .scaler = scaler, .max_norm = 1 });
+ *     td_backward(opt_scaler_scale(scaler, loss));
+ *     opt_step(opt, rate);
+ *
+ * Clipping and opt_gradient_norm see the gradient unscaled. A skipped update consumes its gradients, and td_updates counts its step.
+ * Optimizers that share a scaler are skipped each by its own gradients, and change the scale once a step (td_step) together.
+ * A norm is finite if its square fits the parameters' dtype. The states NAME.scale and NAME.good_steps are saved as all others. */
+typedef struct opt_scaler_options {
+    double initial;              /* scale at first, at least 1; 0: 65536 */
+    double growth;               /* at least 1; 0: 2 */
+    double backoff;              /* below 1; 0: 0.5 */
+    int64_t interval;            /* good steps before it grows; 0: 2000 */
+    const char *name;            /* of the module of its states; NULL: "scaler" */
+} opt_scaler_options;
+/* NULL options are the defaults. The context frees it when it closes, opt_scaler_close (NULL is allowed) before, once no optimizer
+ * uses it any more. NULL and an error of the context: an option out of its range, memory. */
+TD_API opt_scaler *opt_scaler_open(td_context *td, const opt_scaler_options *options);
+TD_API void opt_scaler_close(opt_scaler *scaler);
+/* loss * scale, for td_backward: a scalar of td_float, as the loss must be. A NULL scaler gives the loss itself. */
+#define opt_scaler_scale(scaler, loss) opt_scaler_scale_at((scaler), (loss), TD_HERE)
+TD_API td_tensor opt_scaler_scale_at(opt_scaler *scaler, td_tensor loss, td_here here);
 
 /* ---- Schedules ------------------------------------------------------------------------------------------ */
 

@@ -2,6 +2,8 @@
  *
  *     gradients = td_gradients(all)      norm, scale      td_update(group) for each      updates = updates + 1
  *
+ * With a scaler of losses (scaler.c) all of it depends on the norm being finite.
+ *
  * It is one block of memory, which the context owns. Its state (moments, the counter of updates) is the context's too.
  */
 #include "optim/optimizer.h"
@@ -22,6 +24,7 @@ struct opt_optimizer {
     td_state updates;            /* scalar, td_float: updates done */
     double max_norm;
     bool has_norm;
+    opt_scaler *scaler;          /* NULL: none */
     td_tensor norm;              /* of the latest update */
     td_state *states;            /* what it trains, in order of creation */
     td_state *grouped;           /* the same, group after group */
@@ -138,7 +141,7 @@ opt_optimizer *opt_make(td_module under, const opt_making *m)
     if (!opt) return NULL;
     *opt = (opt_optimizer){
         .td = td, .rule = m->rule, .count = count,
-        .max_norm = m->max_norm, .has_norm = m->max_norm > 0 || m->track_norm,
+        .max_norm = m->max_norm, .has_norm = m->max_norm > 0 || m->track_norm || m->scaler, .scaler = m->scaler,
         .norm = { .td = td, .id = TD_NONE },
         .states = (td_state *)((char *)opt->groups + groups_bytes),
     };
@@ -182,20 +185,25 @@ static void record_update(opt_optimizer *opt, double rate, td_here here)
     td_context *td = opt->td;
     td_tensor gradients = td_gradients_at(td, opt->states, opt->count, here);
     if (opt->has_norm) opt->norm = td_gradient_norm_at(gradients, here);
+    opt_unscaling u = { .when = TD_NO_TENSOR };
+    if (opt->scaler) u = opt_scaler_update(opt->scaler, opt->norm, here);
+    if (opt->scaler) opt->norm = td_mul_at(opt->norm, u.inverse, here);
     if (opt->has_norm) td_keep(opt->norm);
     td_tensor scale = clipping(opt, here);
+    if (opt->scaler) scale = td_mul_at(scale, u.inverse, here);
     td_tensor one = constant(opt, 1, here); /* a call a line: the order of arguments is the compiler's, programs are not */
     td_tensor updates = td_add_at(td_use_at(opt->updates, here), one, here);
     for (int g = 0; g < opt->group_count; g++) {
         const made_group *group = &opt->groups[g];
         td_update_call call = {
             .rule = opt->rule, .gradients = gradients, .states = opt->grouped + group->first, .count = group->count,
-            .rate = td_scalar_at(td, rate * group->rate_scale, here), .scale = scale, .updates = updates,
+            .rate = td_scalar_at(td, rate * group->rate_scale, here), .scale = scale, .updates = updates, .when = u.when,
         };
         memcpy(call.hyper, group->hyper, sizeof call.hyper);
         td_update_at(&call, here);
     }
-    td_assign_at(opt->updates, updates, here);
+    if (opt->scaler) td_assign_if_at(opt->updates, updates, u.when, here);
+    else td_assign_at(opt->updates, updates, here);
 }
 
 void opt_step_at(opt_optimizer *opt, double rate, td_here here)
@@ -217,6 +225,6 @@ td_tensor opt_gradient_norm(const opt_optimizer *opt)
 {
     if (opt->norm.id != TD_NONE) return opt->norm;
     td_fail(opt->td, TD_ERROR_USAGE, "opt_gradient_norm: %s",
-            opt->has_norm ? "no opt_step was recorded yet" : "the optimizer has neither max_norm nor track_norm");
+            opt->has_norm ? "no opt_step was recorded yet" : "the optimizer has neither max_norm, track_norm nor scaler");
     return opt->norm;
 }

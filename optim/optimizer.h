@@ -15,10 +15,19 @@ typedef struct opt_making {
     const opt_group *groups;
     int group_count;
     const char *name;
+    opt_scaler *scaler;
 } opt_making;
 
 opt_optimizer *opt_make(td_module under, const opt_making *m);
 /* Whether low <= value < high; reports the option by name otherwise. high may be INFINITY. */
 bool opt_check(td_context *td, const char *call, const char *option, double value, double low, double high);
+
+/* What one update does about the scale of its loss. */
+typedef struct opt_unscaling {
+    td_tensor inverse;           /* 1 / scale, scalar */
+    td_tensor when;              /* 1 where the update happens, else 0 */
+} opt_unscaling;
+/* Records the scaler's part in an update whose gradients, as they came, have this norm. */
+opt_unscaling opt_scaler_update(opt_scaler *scaler, td_tensor norm, td_here here);
 
 #endif

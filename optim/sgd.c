@@ -78,6 +78,6 @@ opt_optimizer *opt_sgd(td_module under, const opt_sgd_options *options)
         .hyper = { [SGD_DECAY] = o.decay, [SGD_MOMENTUM] = o.momentum, [SGD_DAMPENING] = o.dampening,
                    [SGD_NESTEROV] = o.nesterov },
         .decay = SGD_DECAY, .max_norm = o.max_norm, .track_norm = o.track_norm,
-        .groups = o.groups, .group_count = o.group_count, .name = o.name,
+        .groups = o.groups, .group_count = o.group_count, .name = o.name, .scaler = o.scaler,
     });
 }

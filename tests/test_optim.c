@@ -476,7 +476,7 @@ START_TEST(test_a_norm_nobody_asked_for_is_an_error)
     opt_optimizer *plain = opt_sgd(b.root, NULL);
     bowl_step(&b, plain, 0.1);
     ck_assert(td_failed(opt_gradient_norm(plain)));
-    ck_assert_str_eq(td_error_text(b.td), "opt_gradient_norm: the optimizer has neither max_norm nor track_norm");
+    ck_assert_str_eq(td_error_text(b.td), "opt_gradient_norm: the optimizer has neither max_norm, track_norm nor scaler");
     td_clear_error(b.td);
     opt_optimizer *tracking = opt_sgd(b.root, &(opt_sgd_options){ .track_norm = true, .name = "tracking" });
     ck_assert(td_failed(opt_gradient_norm(tracking)));
