@@ -8,6 +8,7 @@
  *     update               update_unit for each unit of the group; update_rows for a table with row-sparse gradients, and for each
  *                          parameter of a rule that has moments of rows
  *     assign s v           the unit packed again with v in s's place
+ *     blend                arithmetic on units of moments and of their parameters
  *     at the end           store of every changed unit; pending gradients nobody consumed go to the accumulators
  *
  * Gradients of tied uses add up before the mark, so a strategy sees one gradient a parameter and backward.
@@ -648,6 +649,25 @@ static bool lower_assign(differentiation *d)
     return d->td->error == TD_OK;
 }
 
+static bool lower_blend(differentiation *d)
+{
+    const td_gradients_attr *a = td_node_attr(d->in, &d->at);
+    const uint32_t *states = (const uint32_t *)(a + 1);
+    td_here here = { d->at.file, d->at.line };
+    td_tensor keep = td_handle(d->out, d->map[d->in->inputs[d->at.input]]);
+    td_tensor one = td_fill_at(d->td, td_float(d->td), (td_shape){ 0 }, 1, here);
+    td_tensor rest = td_sub_at(one, keep, here);
+    for (uint32_t from = 0, unit; (unit = next_unit(d, states, a->count, &from)) != TD_NONE;) {
+        td_id moment = current_value(d, unit), parameter = current_value(d, d->td->units[unit].of);
+        td_tensor kept = td_mul_at(td_handle(d->out, moment), keep, here);
+        td_tensor moved = td_mul_at(td_handle(d->out, parameter), rest, here);
+        d->current[unit] = td_handle_id(td_add_at(kept, moved, here));
+        d->changed[unit] = true;
+        forget_parts(d, unit);
+    }
+    return d->td->error == TD_OK;
+}
+
 static bool lower(differentiation *d, uint32_t index, td_purpose purpose)
 {
     const td_op *op = d->at.op;
@@ -659,6 +679,7 @@ static bool lower(differentiation *d, uint32_t index, td_purpose purpose)
     if (op == &td_op_gradient_norm) return lower_norm(d);
     if (op == &td_op_update) return lower_update(d);
     if (op == &td_op_assign) return lower_assign(d);
+    if (op == &td_op_blend) return lower_blend(d);
     if (op == &td_op_output && purpose == TD_FOR_VALUE && index + 1 < d->in->node_count) return true;
     return td_copy_node(d->out, d->in, index, d->map);
 }

@@ -35,6 +35,7 @@ typedef struct td_state_entry {
     uint32_t unit;                            /* TD_NONE: not laid out yet */
     int64_t offset;                           /* within the unit */
     uint32_t use, use_generation;             /* the value td_use gave in this recording */
+    uint32_t stand_in;                        /* the state td_use reads in its place, which may be itself; TD_NONE: none */
 } td_state_entry;
 
 /* An input or scalar of the recording, in order; plans refer to it by index. */
@@ -194,6 +195,8 @@ void td_unit_range(const td_context *td, const td_unit *u, int64_t *begin, int64
 extern const td_op td_op_with_gradient;
 
 double td_read_scalar(const td_arg *arg);
+/* False and an error: the state has a stand-in. */
+bool td_may_change(td_state s, const char *what, td_here here);
 /* A rule's number in the context, the same on all ranks that record the same. */
 uint32_t td_rule_number(td_context *td, const td_update_rule *rule);
 bool td_rule_has_row_moments(const td_update_rule *rule);

@@ -358,6 +358,15 @@ typedef struct td_update_call {
 } td_update_call;
 /* Moments named by the rule are made (td_update_moment, zeros) when first needed. Errors: those of td_update_allows. */
 TD_API void td_update_at(const td_update_call *call, td_here here);
+/* Moments, of any parameters, move towards the values these have by then: moment = keep moment + (1 - keep) parameter. keep: a
+ * scalar, td_float. Whole units move, each rank's part in place; so may elements of a unit's moment that belong to no state. */
+TD_API void td_blend_at(const td_state *moments, int count, td_tensor keep, td_here here);
+
+/* From now on td_use(s) reads `other`, of the same shape and dtype, and s itself can be neither assigned nor updated, until it is
+ * `other` of id TD_NONE or td_clear_error. A state may stand in for itself. What td_state_read and td_state_write reach is s.
+ * Neither needs a context without error. */
+TD_API void td_stand_in(td_state s, td_state other);
+TD_API bool td_has_stand_in(td_state s);
 
 /* ---- Strategies and transports -------------------------------------------------------------------------- */
 
@@ -411,7 +420,7 @@ typedef struct td_transport {
 
 /* Recorded: */
 extern TD_API const td_op td_op_input, td_op_scalar, td_op_parameter, td_op_assign, td_op_output, td_op_backward, td_op_gradient,
-    td_op_gradients, td_op_gradient_norm, td_op_update;
+    td_op_gradients, td_op_gradient_norm, td_op_update, td_op_blend;
 /* Made by differentiate: */
 extern TD_API const td_op td_op_unit, td_op_part, td_op_pack, td_op_store, td_op_mark, td_op_sum_squares, td_op_update_unit,
     td_op_merge_rows, td_op_update_rows;

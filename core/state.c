@@ -69,7 +69,7 @@ static td_state declare(td_context *td, const char *path, const char *name, td_s
     }
     entry.hash = td_hash_text(entry.name);
     entry.elements = td_shape_elements(entry.shape);
-    entry.unit = TD_NONE;
+    entry.unit = entry.stand_in = TD_NONE;
     td->states[td->state_count] = entry;
     return (td_state){ td, td->state_count++ };
 }
@@ -156,6 +156,13 @@ void td_update_together(const td_state *states, int count)
     for (int i = 0; i < count; i++)
         if (states[i].id != TD_NONE) td->states[states[i].id].together = td->together;
 }
+
+void td_stand_in(td_state s, td_state other)
+{
+    if (s.id != TD_NONE) s.td->states[s.id].stand_in = other.id;
+}
+
+bool td_has_stand_in(td_state s) { return s.id != TD_NONE && s.td->states[s.id].stand_in != TD_NONE; }
 
 int64_t td_state_count(const td_context *td) { return td->state_count; }
 

@@ -330,6 +330,7 @@ void td_clear_error(td_context *td)
     if (!td->module_count) return; /* failed to open: nothing can be tried again */
     td->error = TD_OK;
     td->error_text[0] = 0;
+    for (uint32_t s = 0; s < td->state_count; s++) td->states[s].stand_in = TD_NONE;
     td->program = &td->recording;
     td->module = 0;
     td->module_depth = 0;

@@ -158,6 +158,44 @@ TD_API void opt_scaler_close(opt_scaler *scaler);
 #define opt_scaler_scale(scaler, loss) opt_scaler_scale_at((scaler), (loss), TD_HERE)
 TD_API td_tensor opt_scaler_scale_at(opt_scaler *scaler, td_tensor loss, td_here here);
 
+/* ---- Averages of parameters ------------------------------------------------------------------------------- */
+
+/* An exponential moving average of the parameters under a module that train:
+ *
+ *     ema = d ema + (1 - d) p          d = decay, with warm_up min(decay, (1 + n) / (10 + n)) after n updates
+ *
+ * The first update makes it p. A record beside each optimizer step, and a scope in which the averages are read for p:
+ *
+ *     opt_ema *ema = opt_ema_open(root, NULL);
+ *     td_backward(loss);  opt_step(opt, rate);  opt_ema_update(ema);  td_step(td);
+ *     ...
+ *     opt_ema_begin(ema);  evaluate();  opt_ema_end(ema);
+ *
+ * The averages are states beside their parameters ("hidden.weight.ema"), the count of updates is "ema.updates"; both are saved as
+ * all other state. They move unit by unit, in place, each rank its own part. */
+typedef struct opt_ema opt_ema;
+typedef struct opt_ema_options {
+    double decay;                /* d, below 1; 0: 0.999 */
+    bool warm_up;
+    const char *name;            /* of the averages and of the module of the count; NULL: "ema". A second one needs another */
+} opt_ema_options;
+/* NULL options are the defaults. The context frees it when it closes; opt_ema_close (NULL is allowed) does so before. NULL and an
+ * error of the context: nothing to average, a decay out of its range, a name that is taken, memory. */
+TD_API opt_ema *opt_ema_open(td_module under, const opt_ema_options *options);
+TD_API void opt_ema_close(opt_ema *ema);
+/* Records one update, from what the parameters are by then: behind opt_step their new values. A NULL ema does nothing, here and
+ * below. Error: between begin and end. */
+#define opt_ema_update(ema) opt_ema_update_at((ema), TD_HERE)
+TD_API void opt_ema_update_at(opt_ema *ema, td_here here);
+/* Between the two, td_use of the parameters gives their averages, which are the parameters themselves before the first update.
+ * Nothing is copied or written; td_state_read still reaches the trained values. Errors: begun twice, ended without a
+ * beginning, and any update or assign of the parameters in between. opt_ema_end works after an error too, and td_clear_error
+ * ends it as well. */
+#define opt_ema_begin(ema) opt_ema_begin_at((ema), TD_HERE)
+#define opt_ema_end(ema) opt_ema_end_at((ema), TD_HERE)
+TD_API void opt_ema_begin_at(opt_ema *ema, td_here here);
+TD_API void opt_ema_end_at(opt_ema *ema, td_here here);
+
 /* ---- Schedules ------------------------------------------------------------------------------------------ */
 
 /* With s counted from 0 (the first update), w = warmup and t = min(1, (s - w) / (steps - w)); while s < w every kind

@@ -116,6 +116,7 @@ td_tensor td_use_at(td_state s, td_here here)
     td_context *td = s.td;
     if (s.id == TD_NONE || td->error != TD_OK) return td_no_tensor(td);
     td_state_entry *e = &td->states[s.id];
+    if (e->stand_in != TD_NONE && e->stand_in != s.id) return td_use_at((td_state){ td, e->stand_in }, here);
     if (e->use_generation == td->recording.generation) return td_handle(&td->recording, e->use);
     uint64_t start = td_hash_bytes(e->hash, &e->init.b, sizeof e->init.b); /* ranks that start differently differ */
     start = td_mix(td_hash_bytes(start, &e->init.a, sizeof e->init.a), (uint64_t)e->init.kind | (uint64_t)e->sparse << 8);
@@ -145,10 +146,19 @@ static bool assign_shape(td_call *call)
 const td_op td_op_assign = { .name = "assign", .inputs = -1, .flags = TD_OP_EFFECT | TD_OP_VIRTUAL, .attr_bytes = sizeof(td_assign_attr),
                              .shape = assign_shape, .print = state_print };
 
+bool td_may_change(td_state s, const char *what, td_here here)
+{
+    if (!td_has_stand_in(s)) return true;
+    td_fail(s.td, TD_ERROR_USAGE, "%s: '%s' cannot change while another state is read in its place; end that first, as opt_ema_end does %s", what,
+            td_state_name(s), td_location(s.td, s.td->module, here.file, here.line));
+    return false;
+}
+
 static void record_assign(td_state s, int n, const td_tensor *in, td_here here)
 {
     if (s.id == TD_NONE || s.td->error != TD_OK) return;
     td_state_entry *e = &s.td->states[s.id];
+    if (!td_may_change(s, "assign", here)) return;
     td_assign_attr attr = { .state = s.id, .conditional = n == 2, .name_hash = e->hash };
     td_record_sized(s.td, &td_op_assign, here, n, in, &attr, sizeof attr);
     e->use_generation = 0;

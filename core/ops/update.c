@@ -38,13 +38,14 @@ static void gradients_print(const td_program *p, const td_node *n, char *to, siz
 const td_op td_op_gradients = { .name = "gradients", .flags = TD_OP_SOURCE | TD_OP_VIRTUAL, .shape = gradients_shape, .print = gradients_print };
 
 /* Checks that the states can be trained; gives a hash of their names. */
-static bool check_states(td_context *td, const char *what, const td_state *states, int count, uint64_t *hash)
+static bool check_states(td_context *td, const char *what, const td_state *states, int count, uint64_t *hash, td_here here)
 {
     *hash = 0;
     for (int i = 0; i < count; i++) {
         if (states[i].id == TD_NONE) return false;
         const td_state_entry *s = &td->states[states[i].id];
         *hash = td_mix(*hash, s->hash);
+        if (!td_may_change(states[i], what, here)) return false;
         if (s->kind == TD_PARAMETER && !s->frozen) continue;
         td_fail(td, TD_ERROR_USAGE, "%s: '%s' is not a parameter that trains", what, s->name);
         return false;
@@ -62,7 +63,7 @@ td_tensor td_gradients_at(td_context *td, const td_state *states, int count, td_
         uint32_t state[FEW_STATES];
     } few;
     uint64_t hash;
-    if (td->error != TD_OK || !check_states(td, "gradients", states, count, &hash)) return td_no_tensor(td);
+    if (td->error != TD_OK || !check_states(td, "gradients", states, count, &hash, here)) return td_no_tensor(td);
     size_t bytes = sizeof few.head + (size_t)count * sizeof(uint32_t);
     td_gradients_attr *attr = count <= FEW_STATES ? &few.head : td_alloc(td, bytes, "program");
     if (!attr) return td_no_tensor(td);
@@ -133,7 +134,7 @@ void td_update_at(const td_update_call *call, td_here here)
     } few;
     td_context *td = call->gradients.td;
     uint64_t hash;
-    if (td->error != TD_OK || !check_states(td, call->rule->name, call->states, call->count, &hash)) return;
+    if (td->error != TD_OK || !check_states(td, call->rule->name, call->states, call->count, &hash, here)) return;
     if (!td_update_allows(call->rule, call->states, call->count)) return;
     uint32_t rule = td_rule_number(td, call->rule);
     if (rule == TD_NONE) return;
