@@ -15,6 +15,7 @@ static bool bench_update(run_loop *run, const run_model *model, void *object, co
     for (int64_t micro = 1; micro <= run->accumulate; micro++) {
         part = run_backward(run, model->loss(object, b));
         if (micro == run->accumulate) opt_step(run->opt, run_rate(run, 0));
+        if (micro == run->accumulate) opt_ema_update(run->ema);
         if (!td_step(run->td)) return false;
     }
     run->loss = (double)run->accumulate * td_item(part);
@@ -27,7 +28,7 @@ void run_bench(run_loop *run, const run_model *model, void *object)
 {
     data_batch b;
     int64_t steps = run->steps ? run->steps : TIMED_STEPS;
-    if (run_failed(run) || !run->loader || !data_next(run->loader, &b)) return;
+    if (!run_average(run) || !run->loader || !data_next(run->loader, &b)) return;
     for (int64_t step = 0; step < WARM_UP_STEPS; step++) {
         if (!bench_update(run, model, object, &b)) return;
         if (step == 0) run->first_loss = run->loss;
@@ -101,9 +102,10 @@ static void print_plan(run_loop *run, const td_report *r)
 void run_plan(run_loop *run, const run_model *model, void *object)
 {
     data_batch b;
-    if (run_failed(run) || !run->loader || !data_next(run->loader, &b)) return;
+    if (!run_average(run) || !run->loader || !data_next(run->loader, &b)) return;
     for (int64_t micro = 0; micro < run->accumulate; micro++) run_backward(run, model->loss(object, &b));
     opt_step(run->opt, run_rate(run, 0));
+    opt_ema_update(run->ema);
     if (!td_plan(run->td)) return;
     td_report report = td_last_report(run->td);
     print_plan(run, &report);

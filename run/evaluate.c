@@ -1,5 +1,5 @@
 /* Evaluation: one pass over a data set in TD_EVAL, padding at weight 0; sums over ranks are the program's own.
- * The mean of a metric is the sum of its sums / the sum of its weights over all batches.
+ * With --ema the averages of the parameters are evaluated. The mean of a metric is the sum of its sums / the sum of its weights over all batches.
  */
 #include <string.h>
 
@@ -74,7 +74,9 @@ bool run_evaluate(run_loop *run)
     if (e->loader ? !data_seek(e->loader, NULL) : !(e->loader = open_loader(run))) return false;
     td_mode before = td_get_mode(run->td);
     td_set_mode(run->td, TD_EVAL);
+    opt_ema_begin(run->ema);
     bool ok = evaluate_all(run, e->loader);
+    opt_ema_end(run->ema);
     td_set_mode(run->td, before);
     if (!ok) return false;
     e->step = td_updates(run->td);

@@ -99,6 +99,7 @@ static bool start(run_loop *run)
     /* Lays out the parameters: what is wrong with --units is known before anything is written. */
     if (td_state_count(run->td) && !td_state_owned(td_state_at(run->td, 0), &begin, &end)) return false;
     run->started = true;
+    if (!run_average(run)) return false;
     if (run_flags_on(&run->flags, "resume") && !resume(run)) return false;
     if (!check_schedule(run)) return false;
     run->first_step = td_updates(run->td);
@@ -174,6 +175,7 @@ static bool run_update_step(run_loop *run, opt_optimizer *opt, td_tensor *any)
 {
     run->lr = run_rate(run, td_updates(run->td));
     opt_step(opt, run->lr);
+    opt_ema_update(run->ema);
     if (run->ranks > 1) *any = record_any(run, run_signal() != 0, run_signal_save());
     return td_step(run->td);
 }
@@ -332,6 +334,7 @@ static void release(run_loop *run)
     data_set_close(run->train);
     run_evaluation_close(&run->evaluation);
     opt_close(run->opt);
+    opt_ema_close(run->ema);
     td_close(run->td);
     if (run->world) par_world_close(run->world);
     run_flags_free(&run->flags);

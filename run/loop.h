@@ -83,6 +83,7 @@ struct run_loop {
     run_evaluation evaluation;
     run_best best;
     opt_optimizer *opt;           /* the run's once it is known */
+    opt_ema *ema;                 /* of --ema; NULL: none */
 
     bool started;                 /* the first run_next has been */
     bool stopping;                /* a signal came on some rank */
@@ -135,6 +136,8 @@ void run_busy(run_loop *run, bool busy);
 /* ---- optimizer.c */
 /* The learning rate of update `step` (from 0). */
 double run_rate(const run_loop *run, int64_t step);
+/* Opens the averages that --ema asks for, of all parameters. False after an error. */
+bool run_average(run_loop *run);
 
 /* ---- loop.c */
 /* In the order of training, from its start. */

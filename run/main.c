@@ -31,7 +31,7 @@ static bool restore(run_loop *run)
 {
     run_busy(run, true);
     run_restore *from = run_failed(run) ? NULL : run_restore_open(run, false);
-    bool restored = from && run_restore_states(run, from);
+    bool restored = from && run_average(run) && run_restore_states(run, from);
     if (restored) td_set_updates(run->td, run_restore_step(from));
     run_restore_close(from);
     run_busy(run, false);
@@ -108,7 +108,11 @@ static int run_own(int argc, char **argv, const run_model *model, int index)
     if (!run) return run_close(run);
     settle(run, model);
     void *object = command->restores && !run_failed(run) ? model->make(run, td_root(run->td), NULL) : NULL;
-    if (!run_failed(run) && (!command->restores || restore(run))) command->go(run, object);
+    if (!run_failed(run) && (!command->restores || restore(run))) {
+        opt_ema_begin(run->ema);
+        command->go(run, object);
+        opt_ema_end(run->ema);
+    }
     int status = run_close(run);
     if (object && model->free) model->free(object);
     return status;

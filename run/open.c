@@ -43,6 +43,8 @@ static const run_flag common_flags[] = {
       .help = "updates in which it rises from 0" },
     { .name = "schedule-steps", .kind = RUN_COUNT, .most = 1e15, .commands = RUN_TRAIN,
       .help = "updates the schedule spans (--steps)" },
+    { .name = "ema", .kind = RUN_FRACTION, .standard = "0", .commands = TBP,
+      .help = "decay of an average of the parameters, which is what is evaluated; 0: none" },
     { .name = "seed", .kind = RUN_SEED, .standard = "0",
       .help = "of initial values, order of data and dropout" },
     { .name = "out", .kind = RUN_TEXT, .commands = TE | OWN | RUN_PLOT,

@@ -25,6 +25,14 @@ opt_optimizer *run_optimizer(run_loop *run, td_module root)
     return run->opt;
 }
 
+bool run_average(run_loop *run)
+{
+    double decay = run_flag_number(run, "ema");
+    if (decay > 0 && !run->ema && !run_failed(run))
+        run->ema = opt_ema_open(td_root(run->td), &(opt_ema_options){ .decay = decay, .warm_up = true });
+    return !run_failed(run);
+}
+
 double run_rate(const run_loop *run, int64_t step)
 {
     const run_flags *f = &run->flags;

@@ -229,6 +229,22 @@ START_TEST(test_eval_reads_the_best_checkpoint)
 }
 END_TEST
 
+/* A run with --ema is evaluated by its averages, wherever that is done; the model trained is the same. */
+START_TEST(test_eval_takes_the_averages_of_a_run_that_has_them)
+{
+    enter();
+    ck_assert_sh(0, "rm -rf averaged plain; " SMALL "--steps 9 --lr 0.02 --ema 0.9 --out averaged --ranks 2 --strategy fsdp");
+    double during = summary_number("averaged/summary.json", "eval", "loss"), without, after;
+    ck_assert_sh(0, "$MLP eval --data $DATA --out averaged --json > eval.json");
+    after = summary_number("eval.json", "eval", "loss");
+    ck_assert(fabs(after - during) < 1e-5 * during);
+    ck_assert_sh(0, SMALL "--steps 9 --lr 0.02 --out plain --ranks 2 --strategy fsdp");
+    without = summary_number("plain/summary.json", "eval", "loss");
+    ck_assert(fabs(without - during) > 1e-3 * during);
+    ck_assert(summary_number("plain/summary.json", NULL, "final_loss") == summary_number("averaged/summary.json", NULL, "final_loss"));
+}
+END_TEST
+
 START_TEST(test_json_is_all_there_is_on_stdout)
 {
     enter();
@@ -715,7 +731,7 @@ END_TEST
 TESTS("cli", test_training_leaves_its_files, test_eval_reads_the_checkpoint_and_its_flags,
       test_a_model_that_can_learn_overfits_a_batch, test_ranks_stop_early_together,
       test_eval_reads_the_best_checkpoint,
-      test_json_is_all_there_is_on_stdout, test_ranks_and_accumulation_follow_one_curve,
+      test_eval_takes_the_averages_of_a_run_that_has_them, test_json_is_all_there_is_on_stdout, test_ranks_and_accumulation_follow_one_curve,
       test_a_checkpoint_goes_on_in_any_world, test_killed_at_any_point_it_resumes_to_the_bit,
       test_a_signal_saves_and_ends_well, test_a_signal_saves_and_training_goes_on,
       test_signals_in_the_middle_of_a_save_leave_it_whole, test_an_evaluation_due_when_a_signal_comes_is_made,

@@ -421,6 +421,75 @@ START_TEST(test_every_evaluation_is_of_the_whole_set)
 }
 END_TEST
 
+/* The mean of `hidden` as an evaluation reads it. */
+static int measure_hidden(void *model, const data_batch *b, run_metric out[RUN_METRICS])
+{
+    td_context *td = data_get(b, "x").td;
+    td_tensor one = td_fill(td, TD_F32, (td_shape){ 0 }, 1);
+    out[0] = (run_metric){ "hidden", td_mean(td_use(((small_model *)model)->hidden), TD_ALL, TD_DROP), one };
+    return 1;
+}
+
+typedef struct averaged {
+    double evaluated;             /* the mean of `hidden` in the last evaluation */
+    double trained, average;      /* the means of the states "hidden" and "hidden.ema"; NaN: there is none */
+    double losses[8];
+} averaged;
+
+static double mean_of(td_context *td, const char *name)
+{
+    float values[5 * FEATURES];
+    td_state s = td_state_named(td, name);
+    if (s.id == TD_NONE) return (double)NAN;
+    ck_assert(td_state_read(s, 0, 5 * FEATURES, values));
+    double sum = 0;
+    for (int i = 0; i < 5 * FEATURES; i++) sum += values[i];
+    return sum / (5 * FEATURES);
+}
+
+static averaged train_averaged(const char *flags)
+{
+    averaged a = { 0 };
+    run_loop *run = open_small(flags);
+    td_context *td = run_context(run);
+    small_model m = make_small(td, 5);
+    opt_optimizer *opt = adamw(td_root(td));
+    run_train_on(run, small_set(td));
+    run_evaluate_on(run, small_set(td), measure_hidden, &m);
+    for (data_batch b; run_next(run, &b);) {
+        run_step(run, opt, small_loss(&m, &b));
+        if (b.last) a.losses[td_updates(td) - 1] = run->loss;
+    }
+    ck_assert_no_error(td);
+    a.evaluated = run->evaluation.value[0];
+    a.trained = mean_of(td, "hidden");
+    a.average = mean_of(td, "hidden.ema");
+    ck_assert_int_eq(run_close(run), 0);
+    return a;
+}
+
+START_TEST(test_averages_are_what_is_evaluated)
+{
+    averaged without = train_averaged("--steps 8 --accumulate 2 --eval-every 3 --seed 5");
+    averaged with = train_averaged("--steps 8 --accumulate 2 --eval-every 3 --seed 5 --ema 0.9");
+    ck_assert_near(with.losses, without.losses, 8, 0); /* nothing of it is trained on */
+    ck_assert(with.trained == without.trained && isnan(without.average));
+    ck_assert_near(&without.evaluated, &without.trained, 1, 1e-6);
+    ck_assert_near(&with.evaluated, &with.average, 1, 1e-6);
+    ck_assert(fabs(with.average - with.trained) > 1e-3);
+}
+END_TEST
+
+START_TEST(test_averages_are_resumed)
+{
+    clean("averaged");
+    averaged whole = train_averaged("--steps 8 --seed 5 --ema 0.9");
+    train_averaged("--steps 4 --seed 5 --ema 0.9 --out averaged");
+    averaged parts = train_averaged("--steps 8 --resume --out averaged"); /* --ema is kept with the run */
+    ck_assert(parts.average == whole.average && parts.evaluated == whole.evaluated);
+}
+END_TEST
+
 /* Opens a run on `flags`, makes `make`'s model, and reads the checkpoint: the error's text. */
 static const char *restore_error(const char *out, void (*make)(td_context *td))
 {
@@ -529,7 +598,7 @@ TESTS("run", test_flags_take_both_forms, test_wrong_values_say_what_is_right, te
       test_lines_after_the_checkpoint_are_cut, test_the_last_three_checkpoints_are_kept,
       test_a_checkpoint_without_manifest_is_none, test_what_a_crash_left_is_removed,
       test_another_run_in_the_same_place_loses_nothing_of_the_first, test_before_the_first_update_nothing_is_touched,
-      test_an_evaluation_that_fails_loses_no_training, test_every_evaluation_is_of_the_whole_set,
+      test_an_evaluation_that_fails_loses_no_training, test_every_evaluation_is_of_the_whole_set, test_averages_are_what_is_evaluated, test_averages_are_resumed,
       test_a_checkpoint_that_does_not_fit_names_what_differs,
       test_a_checkpoint_without_the_optimizers_moments_is_refused,
       test_a_damaged_checkpoint_is_an_error_that_names_the_file, test_an_entry_of_another_shape_is_refused,
