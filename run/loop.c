@@ -65,8 +65,13 @@ static bool resume(run_loop *run)
 static bool check_schedule(run_loop *run)
 {
     int64_t warmup = run_flags_whole(&run->flags, "warmup");
+    char longest[32];
     if (!run->schedule_steps) run->schedule_steps = run->steps;
     if (warmup <= run->schedule_steps) return true;
+    if (!run_flag_given(run, "warmup")) { /* a default is as long as it can be */
+        snprintf(longest, sizeof longest, "%lld", (long long)run->schedule_steps);
+        return run_flags_set(&run->flags, "warmup", longest, run_flags_source(&run->flags, "warmup"));
+    }
     run_fail_usage(run, "--warmup %lld is more than the %lld updates the schedule spans: give a smaller one, or more "
                         "--schedule-steps", (long long)warmup, (long long)run->schedule_steps);
     return false;

@@ -35,10 +35,16 @@ static const run_flag common_flags[] = {
       .help = "times through the data" },
     { .name = "lr", .kind = RUN_POSITIVE, .standard = "0.001", .commands = TBP,
       .help = "learning rate" },
-    { .name = "schedule", .kind = RUN_CHOICE, .choices = "constant|linear|cosine", .standard = "constant",
+    { .name = "schedule", .kind = RUN_CHOICE, .choices = "constant|linear|cosine|polynomial|step", .standard = "constant",
       .commands = RUN_TRAIN, .help = "course of the learning rate" },
     { .name = "final-lr", .kind = RUN_AMOUNT, .commands = RUN_TRAIN,
-      .help = "learning rate at the end of a schedule that falls (a tenth of --lr)" },
+      .help = "learning rate at the end of a schedule that falls to it (a tenth of --lr)" },
+    { .name = "power", .kind = RUN_POSITIVE, .standard = "1", .most = 100, .commands = RUN_TRAIN,
+      .help = "of the polynomial schedule" },
+    { .name = "decay-every", .kind = RUN_COUNT, .most = 1e15, .commands = RUN_TRAIN,
+      .help = "step schedule: updates from one fall to the next" },
+    { .name = "decay-factor", .kind = RUN_POSITIVE, .standard = "0.1", .most = 1, .commands = RUN_TRAIN,
+      .help = "step schedule: factor of each fall" },
     { .name = "warmup", .kind = RUN_WHOLE, .standard = "0", .most = 1e15, .commands = RUN_TRAIN,
       .help = "updates in which it rises from 0" },
     { .name = "schedule-steps", .kind = RUN_COUNT, .most = 1e15, .commands = RUN_TRAIN,
@@ -118,14 +124,16 @@ static bool set_default(run_loop *run, const char *name, const char *text)
 
 static bool set_defaults(run_loop *run, const run_defaults *d)
 {
-    char batch[32], epochs[32], lr[32];
+    char batch[32], epochs[32], lr[32], warmup[32];
     snprintf(batch, sizeof batch, "%lld", (long long)d->batch);
     snprintf(epochs, sizeof epochs, "%lld", (long long)d->epochs);
     snprintf(lr, sizeof lr, "%.17g", d->lr);
+    snprintf(warmup, sizeof warmup, "%lld", (long long)d->warmup);
     if (d->batch && !set_default(run, "batch", batch)) return false;
     if (d->epochs && !set_default(run, "epochs", epochs)) return false;
     if (d->lr && !set_default(run, "lr", lr)) return false;
     if (d->schedule && !set_default(run, "schedule", d->schedule)) return false;
+    if (d->warmup && !set_default(run, "warmup", warmup)) return false;
     return !d->data || set_default(run, "data", d->data);
 }
 
@@ -194,6 +202,19 @@ static void check_batch(run_loop *run)
                    run->accumulate == 1 ? "" : "es", mend);
 }
 
+static void check_schedule_flags(run_loop *run)
+{
+    const char *kind = run_flags_text(&run->flags, "schedule");
+    bool steps = !strcmp(kind, "step"), falls = !steps && strcmp(kind, "constant");
+    if (!falls) run_check_effect(run, "final-lr", "schedule", "linear, cosine or polynomial");
+    if (!falls) run_check_effect(run, "schedule-steps", "schedule", "linear, cosine or polynomial");
+    if (strcmp(kind, "polynomial")) run_check_effect(run, "power", "schedule", "polynomial");
+    if (!steps) run_check_effect(run, "decay-every", "schedule", "step");
+    if (!steps) run_check_effect(run, "decay-factor", "schedule", "step");
+    if (steps && !run_flags_text(&run->flags, "decay-every"))
+        run_fail_usage(run, "--schedule step needs --decay-every N: the updates from one fall to the next");
+}
+
 static void check_settings(run_loop *run)
 {
     const run_flags *f = &run->flags;
@@ -213,10 +234,7 @@ static void check_settings(run_loop *run)
     if (trains && run->keep_best && !run->eval_every)
         run_fail_usage(run, "--keep-best needs --eval-every N: the best of those evaluations is kept");
     if (strcmp(run->strategy, "fsdp")) run_check_effect(run, "units", "strategy", "fsdp");
-    if (!strcmp(run_flags_text(f, "schedule"), "constant")) {
-        run_check_effect(run, "final-lr", "schedule", "linear or cosine");
-        run_check_effect(run, "schedule-steps", "schedule", "linear or cosine");
-    }
+    check_schedule_flags(run);
     if (trains && run->stop_after && !run->eval_every)
         run_fail_usage(run, "--stop-after needs --eval-every N: it counts those evaluations");
     check_batch(run);

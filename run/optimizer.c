@@ -33,17 +33,29 @@ bool run_average(run_loop *run)
     return !run_failed(run);
 }
 
+static opt_schedule_kind kind_of_schedule(const char *name)
+{
+    static const char *const names[] = { [OPT_CONSTANT] = "constant", [OPT_LINEAR] = "linear", [OPT_COSINE] = "cosine",
+                                         [OPT_POLYNOMIAL] = "polynomial", [OPT_STEP] = "step" };
+    size_t kind = 0;
+    while (kind < sizeof names / sizeof *names && strcmp(names[kind], name)) kind++;
+    return (opt_schedule_kind)kind; /* the flag takes no other */
+}
+
 double run_rate(const run_loop *run, int64_t step)
 {
     const run_flags *f = &run->flags;
     const char *kind = run_flags_text(f, "schedule");
     double rate = run_flags_number(f, "lr");
     opt_schedule schedule = {
-        .kind = !strcmp(kind, "linear") ? OPT_LINEAR : !strcmp(kind, "cosine") ? OPT_COSINE : OPT_CONSTANT,
+        .kind = kind_of_schedule(kind),
         .rate = rate,
         .final_rate = run_flags_text(f, "final-lr") ? run_flags_number(f, "final-lr") : rate / 10,
         .warmup = run_flags_whole(f, "warmup"),
         .steps = run->schedule_steps,
+        .power = run_flags_number(f, "power"),
+        .every = run_flags_whole(f, "decay-every"),
+        .factor = run_flags_number(f, "decay-factor"),
     };
     return opt_rate(&schedule, step);
 }

@@ -67,6 +67,7 @@ typedef struct run_defaults {
     int64_t epochs;               /* 1 */
     double lr;                    /* 1e-3 */
     const char *schedule;         /* "constant" */
+    int64_t warmup;               /* updates in which the rate rises, at most those the schedule spans; 0 */
     const char *data;             /* directory or file */
     const run_flag *flags;        /* of the program's own, beside the common ones */
 } run_defaults;

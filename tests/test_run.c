@@ -231,6 +231,11 @@ START_TEST(test_what_a_program_cannot_use_is_refused)
         "--steps 2 --save-every 1",                         /* without --out */
         "--steps 2 --warmup 3",
         "--steps 2 --schedule cosine --schedule-steps 4 --warmup 5",
+        "--steps 2 --power 2",                              /* of another schedule */
+        "--steps 2 --schedule cosine --decay-every 1",
+        "--steps 2 --schedule cosine --decay-factor 0.5",
+        "--steps 2 --schedule step --decay-every 1 --final-lr 0.1",
+        "--steps 2 --schedule step",                        /* it must be said when */
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         int status = train(cases[i], 5, NULL, NULL);
@@ -238,6 +243,48 @@ START_TEST(test_what_a_program_cannot_use_is_refused)
     }
     double losses[2];
     ck_assert_int_eq(train("--steps 2 --schedule cosine --warmup 2 --final-lr 0.1", 5, losses, NULL), 0);
+}
+END_TEST
+
+/* The rates a run of `flags` trains with, from --lr 1. Returns the exit status. */
+static int train_rates(const char *flags, int64_t warmup, double *rates)
+{
+    char text[512], *argv[40] = { "small" };
+    int argc = 1;
+    snprintf(text, sizeof text, "%s", flags);
+    for (char *word = strtok(text, " "); word; word = strtok(NULL, " ")) argv[argc++] = word;
+    char **arguments = argv;
+    run_loop *run = run_open(&argc, &arguments, &(run_defaults){ .name = "small", .batch = 12, .lr = 1, .warmup = warmup });
+    td_context *td = run_context(run);
+    small_model m = make_small(td, 5);
+    opt_optimizer *opt = plain_sgd(td_root(td));
+    run_train_on(run, small_set(td));
+    bool stepped = false;
+    for (data_batch b; run_next(run, &b); stepped = true) {
+        run_step(run, opt, small_loss(&m, &b));
+        rates[td_updates(td) - 1] = run->lr;
+    }
+    if (!stepped) opt_close(opt);
+    return run_close(run);
+}
+
+START_TEST(test_schedules_by_their_flags)
+{
+    static const struct { const char *flags; double rates[5]; } cases[] = {
+        { "--steps 5", { 1, 1, 1, 1, 1 } },
+        { "--steps 5 --warmup 3", { 0.25, 0.5, 0.75, 1, 1 } },
+        { "--steps 5 --schedule linear --final-lr 0", { 1, 0.8, 0.6, 0.4, 0.2 } },
+        { "--steps 5 --schedule cosine --schedule-steps 4", { 1, 0.86819805153394640, 0.55, 0.23180194846605360, 0.1 } },
+        { "--steps 5 --schedule polynomial --final-lr 0 --power 2", { 1, 0.64, 0.36, 0.16, 0.04 } },
+        { "--steps 5 --schedule polynomial", { 1, 0.82, 0.64, 0.46, 0.28 } },
+        { "--steps 5 --schedule step --decay-every 2", { 1, 1, 0.1, 0.1, 0.01 } },
+        { "--steps 5 --schedule step --decay-every 1 --decay-factor 0.5", { 1, 0.5, 0.25, 0.125, 0.0625 } },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        double rates[5];
+        ck_assert_int_eq(train_rates(cases[i].flags, 0, rates), 0);
+        ck_assert_near(rates, cases[i].rates, 5, 1e-15);
+    }
 }
 END_TEST
 
@@ -275,6 +322,27 @@ START_TEST(test_a_program_reads_flags_of_its_own)
 END_TEST
 
 /* ---- Checkpoints ------------------------------------------------------------------------------------------ */
+
+/* What a program has as its default gives way to a short run, also when that goes on; what is asked for does not. */
+START_TEST(test_a_default_warmup_is_no_longer_than_the_schedule)
+{
+    static const double short_run[] = { 0.25, 0.5, 0.75 }, long_run[] = { 1.0 / 3, 2.0 / 3, 1, 1 }, longer[] = { 0.25, 0.5, 0.75, 1 },
+                        none[] = { 1, 1, 1, 1 };
+    double rates[4];
+    clean("warmed");
+    ck_assert_int_eq(train_rates("--steps 3 --out warmed", 100, rates), 0);
+    ck_assert_near(rates, short_run, 3, 1e-15);
+    ck_assert_int_eq(train_rates("--steps 4 --resume --out warmed", 100, rates), 0);
+    ck_assert_near(rates, longer, 4, 1e-15);
+    ck_assert_int_eq(train_rates("--steps 4", 2, rates), 0);
+    ck_assert_near(rates, long_run, 4, 1e-15);
+    ck_assert_int_eq(train_rates("--steps 4 --warmup 0", 2, rates), 0);
+    ck_assert_near(rates, none, 4, 0);
+    ck_assert_int_eq(train_rates("--steps 3 --warmup 100", 100, rates), 2);
+    write_text("warm.json", "{\"warmup\": 100}");
+    ck_assert_int_eq(train_rates("--steps 3 --config warm.json", 0, rates), 2);
+}
+END_TEST
 
 START_TEST(test_a_resumed_run_is_the_same_to_the_bit)
 {
@@ -592,7 +660,8 @@ TESTS("run", test_flags_take_both_forms, test_wrong_values_say_what_is_right, te
       test_a_flag_of_another_command_is_refused, test_the_command_line_wins_over_files_and_they_over_defaults,
       test_a_wrong_config_names_file_and_flag, test_what_is_saved_reads_back_the_same,
       test_the_loop_is_backward_step_and_nothing_else, test_the_loss_of_an_update_is_the_mean_of_its_micro_batches,
-      test_epochs_are_counted_in_whole_batches, test_what_a_program_cannot_use_is_refused,
+      test_epochs_are_counted_in_whole_batches, test_what_a_program_cannot_use_is_refused, test_schedules_by_their_flags,
+      test_a_default_warmup_is_no_longer_than_the_schedule,
       test_a_flag_of_the_command_line_makes_others_be_forgotten, test_a_program_reads_flags_of_its_own,
       test_a_resumed_run_is_the_same_to_the_bit,
       test_lines_after_the_checkpoint_are_cut, test_the_last_three_checkpoints_are_kept,
