@@ -356,6 +356,20 @@ START_TEST(test_a_resumed_run_is_the_same_to_the_bit)
 }
 END_TEST
 
+static opt_optimizer *row_wise(td_module root) { return opt_adagrad(root, &(opt_adagrad_options){ .row_wise = true }); }
+
+/* Moments of another shape than their parameters' are saved and read like any state. */
+START_TEST(test_sums_of_rows_are_resumed)
+{
+    double whole[8], parts[8];
+    ck_assert_int_eq(train_by(row_wise, "--steps 8 --seed 5", 5, whole, NULL), 0);
+    clean("rows");
+    ck_assert_int_eq(train_by(row_wise, "--steps 4 --seed 5 --out rows", 5, parts, NULL), 0);
+    ck_assert_int_eq(train_by(row_wise, "--steps 8 --resume --out rows", 5, parts, NULL), 0);
+    ck_assert_near(parts, whole, 8, 0);
+}
+END_TEST
+
 START_TEST(test_lines_after_the_checkpoint_are_cut)
 {
     double losses[8];
@@ -663,7 +677,7 @@ TESTS("run", test_flags_take_both_forms, test_wrong_values_say_what_is_right, te
       test_epochs_are_counted_in_whole_batches, test_what_a_program_cannot_use_is_refused, test_schedules_by_their_flags,
       test_a_default_warmup_is_no_longer_than_the_schedule,
       test_a_flag_of_the_command_line_makes_others_be_forgotten, test_a_program_reads_flags_of_its_own,
-      test_a_resumed_run_is_the_same_to_the_bit,
+      test_a_resumed_run_is_the_same_to_the_bit, test_sums_of_rows_are_resumed,
       test_lines_after_the_checkpoint_are_cut, test_the_last_three_checkpoints_are_kept,
       test_a_checkpoint_without_manifest_is_none, test_what_a_crash_left_is_removed,
       test_another_run_in_the_same_place_loses_nothing_of_the_first, test_before_the_first_update_nothing_is_touched,
