@@ -327,8 +327,8 @@ static bool collect_uses(differentiation *d, uint32_t state, td_id gradient)
         return collect_uses(d, state, a) && collect_uses(d, state, b);
     }
     if (n.op != &td_op_embedding_gradient) {
-        td_fail(d->td, TD_ERROR_UNSUPPORTED, "backward: '%s' has row-sparse gradients, but %s gives it a dense one; read it by td_embedding alone, or let "
-                "the table be dense %s", d->td->states[state].name, n.op->name, td_location(d->td, n.module, n.file, n.line));
+        td_fail(d->td, TD_ERROR_UNSUPPORTED, "backward: '%s' has row-sparse gradients, but %s gives it a dense one; read it by td_embedding "
+                "alone, or let the table be dense %s", d->td->states[state].name, n.op->name, td_location(d->td, n.module, n.file, n.line));
         return false;
     }
     row_use use = { d->td->states[state].unit, d->out->inputs[n.input], d->out->inputs[n.input + 1], d->at };
@@ -368,8 +368,9 @@ static bool merge_uses(differentiation *d, uint32_t unit)
     td_merge_rows_attr attr = { .table_rows = table.dim[0], .width = table.dim[1] };
     td_value out[2] = { { .shape = TD_SHAPE(ids), .dtype = TD_I32 },
                         { .shape = TD_SHAPE(ids, table.dim[1]), .dtype = (uint8_t)d->td->states[state].dtype } };
-    d->entered[unit] = td_emit(d->out, &(td_emission){ .op = &td_op_merge_rows, .like = &d->at, .inputs = in, .input_count = (int)n, .attr = &attr,
-                                                       .attr_bytes = sizeof attr, .outputs = out, .output_count = 2, .after = TD_NONE });
+    d->entered[unit] = td_emit(d->out, &(td_emission){ .op = &td_op_merge_rows, .like = &d->at, .inputs = in, .input_count = (int)n,
+                                                       .attr = &attr, .attr_bytes = sizeof attr, .outputs = out, .output_count = 2,
+                                                       .after = TD_NONE });
     td_free(d->td, in, bytes, "program");
     return d->td->error == TD_OK;
 }
@@ -380,8 +381,8 @@ static bool check_consumed(differentiation *d)
     for (uint32_t i = 0; i < d->use_count; i++) {
         const row_use *use = &d->uses[i];
         if (use->unit == TD_NONE) continue;
-        td_fail(d->td, TD_ERROR_UNSUPPORTED, "backward: '%s' has row-sparse gradients, which no update of this step consumes, and they cannot outlive the step; "
-                "record all micro-batches and the update in one step, or let the table be dense %s",
+        td_fail(d->td, TD_ERROR_UNSUPPORTED, "backward: '%s' has row-sparse gradients, which no update of this step consumes, and they cannot "
+                "outlive the step; record all micro-batches and the update in one step, or let the table be dense %s",
                 d->td->states[d->td->units[use->unit].members[0].state].name,
                 td_location(d->td, use->backward.module, use->backward.file, use->backward.line));
         return false;

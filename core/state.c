@@ -105,7 +105,8 @@ static td_state moment(td_state of, const char *name, td_shape shape, bool of_ro
     for (uint32_t s = of.id; s < td->state_count; s++) {
         if (td->states[s].kind != TD_MOMENT || td->states[s].of != of.id || strcmp(moment_name(td, s), name)) continue;
         if (td->states[s].of_rows == of_rows) return (td_state){ td, s };
-        td_fail(td, TD_ERROR_USAGE, "td_moment: '%s' exists already, with %s", td->states[s].name, of_rows ? "its parameter's shape" : "one element a row");
+        td_fail(td, TD_ERROR_USAGE, "td_moment: '%s' exists already, with %s", td->states[s].name,
+                of_rows ? "its parameter's shape" : "one element a row");
         return failed_state(td);
     }
     return declare(td, p.name, name,

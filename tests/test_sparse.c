@@ -262,7 +262,8 @@ static void fill_rows(own_rows *to, td_dtype dtype, int step, int first, int cou
 static opt_optimizer *optimizer_of(td_module root, const job *j)
 {
     if (j->sgd) return opt_sgd(root, &(opt_sgd_options){ .max_norm = j->max_norm, .track_norm = true });
-    return opt_adagrad(root, &(opt_adagrad_options){ .row_wise = j->row_wise, .rate_decay = j->rate_decay, .max_norm = j->max_norm, .track_norm = true });
+    return opt_adagrad(root, &(opt_adagrad_options){ .row_wise = j->row_wise, .rate_decay = j->rate_decay, .max_norm = j->max_norm,
+                                                     .track_norm = true });
 }
 
 static bool read_doubles(td_state s, double *to)
@@ -339,9 +340,10 @@ static void assert_same(const job *got, const job *want, double tolerance)
 /* One lookup, no clipping: rows are added in the order in which a dense gradient adds them. */
 START_TEST(test_one_lookup_equals_dense_to_the_bit)
 {
+    static const td_dtype dtypes[] = { TD_F64, TD_F32, TD_BF16 };
     for (int sgd = 0; sgd < 2; sgd++)
-        for (int narrow = 0; narrow < 2; narrow++) {
-            job j = { .dtype = narrow ? TD_F32 : TD_F64, .lookups = 1, .micros = 1, .sgd = sgd };
+        for (int d = 0; d < (has_bf16_products() ? 3 : 2); d++) {
+            job j = { .dtype = dtypes[d], .lookups = 1, .micros = 1, .sgd = sgd };
             job dense = run(1, j);
             j.sparse = true;
             job sparse = run(1, j);
@@ -609,8 +611,8 @@ START_TEST(test_every_allocation_may_fail)
 }
 END_TEST
 
-TESTS("sparse", test_duplicates_are_summed_and_strangers_left_out, test_ids_of_a_large_table, test_the_norm_is_that_of_summed_rows, test_row_wise_adagrad_by_hand,
-      test_no_ids_and_no_use_change_nothing, test_a_gradient_asked_for_is_dense, test_an_old_table_can_be_kept,
+TESTS("sparse", test_duplicates_are_summed_and_strangers_left_out, test_ids_of_a_large_table,
+      test_the_norm_is_that_of_summed_rows, test_row_wise_adagrad_by_hand, test_no_ids_and_no_use_change_nothing, test_a_gradient_asked_for_is_dense, test_an_old_table_can_be_kept,
       test_the_norm_can_be_read_before_the_step, test_one_lookup_equals_dense_to_the_bit, test_uses_join_and_clipping_counts_them,
       test_ranks_equal_one_dense_rank, test_dense_row_wise_on_ranks, test_passes_change_nothing,
       test_a_steps_cost_does_not_know_the_rows_of_the_table, test_ranks_send_ids_and_rows, test_rules_that_move_other_rows_are_refused,

@@ -44,8 +44,8 @@ START_TEST(test_a_step_of_a_large_table_takes_the_time_of_its_ids)
 {
     for (int row_wise = 0; row_wise < 2; row_wise++) {
         double small = step_ms(ROWS / 100, true, row_wise), large = step_ms(ROWS, true, row_wise), dense = step_ms(ROWS, false, row_wise);
-        printf("%d ids of width %d, %s: %.3f ms from %d rows, %.3f ms from %d, dense %.3f ms\n", IDS, WIDTH, row_wise ? "row-wise Adagrad" : "Adagrad",
-               small, ROWS / 100, large, ROWS, dense);
+        printf("%d ids of width %d, %s: %.3f ms from %d rows, %.3f ms from %d, dense %.3f ms\n", IDS, WIDTH,
+               row_wise ? "row-wise Adagrad" : "Adagrad", small, ROWS / 100, large, ROWS, dense);
         ck_assert_double_lt(large, dense / 20);
     }
 }
