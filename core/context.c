@@ -193,6 +193,7 @@ typedef struct td_owned {
 void td_close(td_context *td)
 {
     if (!td || !is_writable(td)) return;
+    td_profile_clear(td);
     td_step_close(td);
     td_state_close(td);
     td_program_drop(&td->recording);

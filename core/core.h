@@ -294,6 +294,56 @@ typedef struct td_report {
 } td_report;
 TD_API td_report td_last_report(const td_context *td);
 
+/* ---- Profile -------------------------------------------------------------------------------------------- */
+
+typedef enum td_profile_phase { TD_PROFILE_FORWARD, TD_PROFILE_BACKWARD, TD_PROFILE_UPDATE } td_profile_phase;
+
+/* One call of a plan, this rank's part of it; the same each time the plan runs. Texts are the profile's and the
+ * context's. */
+typedef struct td_profile_task {
+    const char *op;           /* "linear" */
+    const char *parts;        /* of "fused" its functions, "mul+add+gelu"; of others the op */
+    const char *kind;         /* matmul attention norm pointwise loss embedding update collective copy reduction random other */
+    const char *module;       /* dotted path of where it was recorded; of a fused chain, of its last function; "" for the root */
+    td_profile_phase phase;   /* what is computed again in the backward belongs to it */
+    bool collective;
+    td_dtype dtype;           /* of its first operand; of its result where that is none of floats */
+    int64_t flops, bytes, sent; /* as planned: td_report sums the same */
+    int64_t live_bytes;       /* of the step's memory, while it runs */
+} td_profile_task;
+
+/* Something that took time. Host events follow one another without gaps: each begins where the last one ended. Tasks lie within
+ * the host's "run" and do not overlap. */
+typedef struct td_profile_event {
+    const td_profile_task *task; /* NULL: the host's */
+    const char *name;         /* host: "record" "plan" "agree" "bind" "run", or of td_profile_mark; NULL: a task */
+    int64_t begin_ns, end_ns; /* of CLOCK_MONOTONIC, one clock for all processes of a machine */
+    int64_t step;             /* of the profile, from 0 */
+} td_profile_event;
+
+/* From here on steps are timed, task by task, until td_profile_end; begun again, a profile goes on. Memory for `steps` more steps
+ * is taken now, so that they allocate nothing; later ones take what they need. A context that does not profile pays one
+ * comparison a task. False and an error on failure. */
+TD_API bool td_profile_begin(td_context *td, int64_t steps);
+TD_API void td_profile_end(td_context *td);
+/* What the host did since its last event ended is called `name`, a text that stays. Nothing when no profile is on. */
+TD_API void td_profile_mark(td_context *td, const char *name);
+/* Readable until td_profile_clear or td_close, in order of their ends. */
+TD_API int64_t td_profile_count(const td_context *td);
+TD_API td_profile_event td_profile_at(const td_context *td, int64_t index);
+TD_API int64_t td_profile_steps(const td_context *td);    /* td_step calls profiled */
+TD_API void td_profile_clear(td_context *td);             /* ends it and frees it */
+
+/* What the machine can do at best with a number of threads, measured: a floor under a task's time. */
+typedef struct td_machine {
+    double flops[TD_DTYPES];  /* a second, of large matrix products in f32, f64 and bf16; 0: not measured or not possible */
+    double bytes;             /* a second, read and written, of a = b + s c over memory that no cache holds */
+    int64_t buffer_bytes;     /* of a, b and c together */
+} td_machine;
+/* With td's threads, in the dtype its products run in and in that of its other operations; takes less than a second. Where
+ * `share` ranks of a machine measure at the same time they divide the buffer among them. False and an error on failure. */
+TD_API bool td_machine_measure(td_context *td, int share, td_machine *out);
+
 /* ---- Operations ------------------------------------------------------------------------------------------
  * Pointwise operations broadcast as NumPy does: shapes are aligned at their last dimension, and a size of 1
  * stretches. Operands have one dtype. Errors name the operation and both shapes.

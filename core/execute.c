@@ -115,13 +115,17 @@ bool td_plan_run(td_context *td, td_planned *plan)
 {
     if (!ensure_arena(td, plan->arena_bytes) || !bind_fixed(td, plan)) return false;
     bind_slots(td, plan);
+    if (td->profiling && !td_profile_plan(td, plan)) return false;
     if (td->options.poison) poison(td, plan, -1);
     for (uint32_t t = 0; t < plan->task_count; t++) {
         const td_task *task = &plan->tasks[t];
+        int64_t begin_ns = td->profiling ? td_profile_now() : 0;
         task->run(&task->kernel);
+        if (td->profiling) td_profile_task_done(td, plan, t, begin_ns);
         if (td->options.eager && td->error == TD_OK) check_nan(td, plan, task);
         if (td->error != TD_OK) return false;
         if (td->options.poison) poison(td, plan, (int32_t)t);
     }
+    td_profile_mark(td, "run");
     return true;
 }

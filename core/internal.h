@@ -9,6 +9,8 @@
 #include <tandem/rewrite.h>
 
 struct td_onednn;
+struct td_profile;
+struct td_profiled_plan;
 
 typedef struct td_module_entry {
     char *path;                               /* "h.3.attn"; "" for the root */
@@ -112,6 +114,8 @@ struct td_context {
     td_run run;
     td_report report;
     struct td_onednn *onednn;
+    bool profiling;
+    struct td_profile *profile;               /* NULL: none was begun */
 
     uint32_t passes_off, print;               /* bits of td_stage */
 };
@@ -221,6 +225,7 @@ typedef struct td_task {
     void (*run)(const td_kernel *k);
     td_kernel kernel;
     uint32_t node;                            /* of the plan's program */
+    td_cost cost;
 } td_task;
 
 typedef enum td_block_kind { TD_BLOCK_ARENA, TD_BLOCK_UNIT, TD_BLOCK_SLOT } td_block_kind;
@@ -272,6 +277,7 @@ struct td_planned {
     int64_t comm_calls;
     uint64_t bound;                           /* arena that fixed bindings were resolved for, by its number */
     uint64_t used;                            /* step it was last used in */
+    struct td_profiled_plan *profiled;        /* its tasks as the profile tells them; NULL: not yet */
 };
 enum { TD_ACCUMULATOR_FULL = 1 };             /* accumulators[i] = 2 * unit + flag after the step */
 td_planned *td_plan_make(td_context *td, td_program *final);  /* takes the program */
@@ -281,6 +287,13 @@ bool td_arena_arrange(td_context *td, td_planned *plan);
 const td_block *td_block_root(const td_planned *plan, uint32_t block, int64_t *offset);
 void td_plan_free(td_context *td, td_planned *plan);
 bool td_plan_run(td_context *td, td_planned *plan);
+
+/* ---- Profile (profile.c): called where td->profiling */
+int64_t td_profile_now(void);                             /* ns */
+bool td_profile_plan(td_context *td, td_planned *plan);   /* before its run */
+void td_profile_task_done(td_context *td, const td_planned *plan, uint32_t task, int64_t begin_ns);
+void td_profile_step_done(td_context *td);
+const char *td_profile_kind(const td_op *op);
 
 /* ---- Step (step.c) */
 const td_plan_output *td_kept_output(td_tensor t);        /* of the last step; NULL: t is no such handle */

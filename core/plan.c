@@ -346,6 +346,7 @@ static bool add_task(planner *pl, const td_op *op, uint32_t index, const td_id *
     td_cost cost = op->cost ? op->cost(&task->kernel) : (td_cost){ 0 };
     for (uint32_t i = 0; !op->cost && i < inputs + outputs; i++)
         cost.bytes += td_shape_elements(args[i].shape) * td_dtype_size(args[i].dtype);
+    task->cost = cost;
     plan->cost.flops += cost.flops;
     plan->cost.bytes += cost.bytes;
     plan->cost.sent += cost.sent;

@@ -270,12 +270,15 @@ static td_planned *plan_for(td_context *td, td_purpose purpose, bool *is_new)
 static bool run_recording(td_context *td, td_purpose purpose)
 {
     bool is_new;
+    td_profile_mark(td, "record");
     td_planned *plan = plan_for(td, purpose, &is_new);
     if (!plan) return false;
+    td_profile_mark(td, "plan");
     plan->used = (uint64_t)td->steps;
     if (td->has_parallel && td->parallel.agree &&
         !td->parallel.agree(td->parallel.self, td->runs, &td->recording, td_mix(plan->key, plan->agreement), is_new))
         return false;
+    if (td->has_parallel) td_profile_mark(td, "agree");
     td->runs++;
     td->last = NULL;
     if (!td_plan_run(td, plan)) return false;
@@ -312,6 +315,7 @@ bool td_step(td_context *td)
         td->run.micro += td->backwards;
     }
     td->steps++;
+    if (td->profiling) td_profile_step_done(td);
     begin_recording(td);
     return true;
 }

@@ -24,6 +24,16 @@ static bool bench_update(run_loop *run, const run_model *model, void *object, co
     return !run_failed(run);
 }
 
+/* Updates beside the timed ones. */
+static void bench_profile(run_loop *run, const run_model *model, void *object, const data_batch *b)
+{
+    if (!run->profile.updates || !run_record_prepare(run) || !run_profile_begin(run)) return;
+    double begin = run_now();
+    while (run->profile.done < run->profile.updates && bench_update(run, model, object, b)) run->profile.done++;
+    run->profile.wall_s = run_now() - begin;
+    run_profile_report(run);
+}
+
 void run_bench(run_loop *run, const run_model *model, void *object)
 {
     data_batch b;
@@ -41,7 +51,7 @@ void run_bench(run_loop *run, const run_model *model, void *object)
     run_say(run, "%s, %s, %s on %d rank%s, batch %lld: %.3f ms a step (median of %lld), %.0f items/s", run->name,
             run_flags_text(&run->flags, "dtype"), run->strategy, run->ranks, run->ranks == 1 ? "" : "s",
             (long long)run->batch, ms, (long long)updates, ms > 0 ? 1000 * (double)run->batch / ms : 0);
-    run_summary(run, "bench", false);
+    if (run_summary(run, "bench", false)) bench_profile(run, model, object, &b);
 }
 
 /* ---- plan */

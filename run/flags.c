@@ -278,7 +278,7 @@ bool run_flags_load(run_flags *f, const char *path, run_source source)
 /* What says where a run's files are and whether it goes on is no part of what the run is. */
 static bool is_of_the_run(const char *name)
 {
-    static const char *const others[] = { "out", "resume", "config", "json", "help", "world", "best", "plot" };
+    static const char *const others[] = { "out", "resume", "config", "json", "help", "world", "best", "plot", "profile" };
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         if (!strcmp(name, others[i])) return false;
     return true;

@@ -108,6 +108,7 @@ static bool start(run_loop *run)
     if (run_flags_on(&run->flags, "resume") && !resume(run)) return false;
     if (!check_schedule(run)) return false;
     run->first_step = td_updates(run->td);
+    if (!run_profile_check(run)) return false;
     if (!is_done(run)) {
         if (!run_record_prepare(run)) return false;
         announce(run);
@@ -125,6 +126,7 @@ bool run_next(run_loop *run, data_batch *b)
     if (at_boundary && (run->stopping || is_done(run))) return false;
     if (at_boundary && run->overfits && !data_seek(run->loader, NULL)) return false;
     if (!data_next(run->loader, b)) return false;
+    td_profile_mark(run->td, "data");
     run->epoch = b->epoch + 1;
     return true;
 }
@@ -188,6 +190,7 @@ static bool run_update_step(run_loop *run, opt_optimizer *opt, td_tensor *any)
 static void note_time(run_loop *run)
 {
     double seconds = run_now() - run->mark;
+    run_profile_pause(run, seconds);
     if (run->timed || run->steps == run->first_step + 1) run->trained_s += seconds, run->trained_steps++;
     run->step_ms[run->timed++ % RUN_TIMED] = 1000 * seconds;
     run->logged_s += seconds;
@@ -268,6 +271,7 @@ void run_step(run_loop *run, opt_optimizer *opt, td_tensor loss)
     note_time(run);
     if (run->world) run->comm_bytes = par_sent(run->world, run->rank, NULL) - run->comm_before;
     look_after(run);
+    if (!run_profile_go_on(run)) return;
     run->mark = run_now();
 }
 

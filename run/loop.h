@@ -47,6 +47,15 @@ typedef struct run_best {
     int64_t stale;                /* evaluations since the best */
 } run_best;
 
+/* --profile N: some updates after the first ones, task by task. */
+typedef struct run_profile {
+    int64_t updates;              /* wanted; 0: no profile */
+    int64_t after;                /* updates of this process before it begins */
+    int64_t done;
+    double wall_s;                /* of those done, by the run's own clock */
+    td_machine machine;
+} run_profile;
+
 typedef struct run_restore run_restore; /* a checkpoint opened for reading */
 
 struct run_loop {
@@ -107,6 +116,7 @@ struct run_loop {
     int64_t logged_steps;
     FILE *metrics, *events;       /* open from the first update on */
     td_json_writer line;
+    run_profile profile;
     run_progress progress;
 };
 
@@ -207,6 +217,16 @@ bool run_draw(run_loop *run, const char *name, char why[RUN_PATH + 128]);
 /* ---- compare.c: OUT/compare.png */
 void run_compare_check(run_loop *run); /* whether the runs of --plot are there, before anything is trained */
 bool run_compare(run_loop *run);       /* nothing without --plot */
+
+/* ---- profile.c: OUT/profile.json, OUT/profile.trace.json and the table */
+/* Training: whether there are updates enough, once it is known how many there will be. */
+bool run_profile_check(run_loop *run);
+/* Training: before what is no training, and behind it. `seconds` the update took. */
+void run_profile_pause(run_loop *run, double seconds);
+bool run_profile_go_on(run_loop *run);
+/* Measures the machine and begins, for `updates`; ends and reports. */
+bool run_profile_begin(run_loop *run);
+bool run_profile_report(run_loop *run);
 
 /* ---- file.c */
 bool run_make_directory(td_context *td, const char *path);       /* and its parents */

@@ -53,8 +53,8 @@ static const run_flag common_flags[] = {
       .help = "decay of an average of the parameters, which is what is evaluated; 0: none" },
     { .name = "seed", .kind = RUN_SEED, .standard = "0",
       .help = "of initial values, order of data and dropout" },
-    { .name = "out", .kind = RUN_TEXT, .commands = TE | OWN | RUN_PLOT,
-      .help = "directory for curves, summary and checkpoints" },
+    { .name = "out", .kind = RUN_TEXT, .commands = TEB | OWN | RUN_PLOT,
+      .help = "directory for curves, summary, checkpoints, profile" },
     { .name = "resume", .kind = RUN_SWITCH, .standard = "false", .commands = RUN_TRAIN,
       .help = "go on from the last checkpoint in --out" },
     { .name = "save-every", .kind = RUN_COUNT, .standard = "1000", .most = 1e15, .commands = RUN_TRAIN,
@@ -77,6 +77,8 @@ static const run_flag common_flags[] = {
       .help = "directories of runs, commas between: their curves in OUT/compare.png" },
     { .name = "overfit-batch", .kind = RUN_SWITCH, .standard = "false", .commands = RUN_TRAIN,
       .help = "train and evaluate on the first batch alone: the loss must fall to 0" },
+    { .name = "profile", .kind = RUN_COUNT, .most = 1000, .commands = TB,
+      .help = "updates to time task by task, after the first 10" },
     { .name = "threads", .kind = RUN_COUNT, .most = 4096,
       .help = "CPU threads of all ranks together (all cores)" },
     { .name = "timeout", .kind = RUN_POSITIVE, .standard = "60", .most = 1e6, .commands = TEB,
@@ -233,6 +235,8 @@ static void check_settings(run_loop *run)
     bool trains = f->command == RUN_TRAIN;
     if (trains && run->keep_best && !run->eval_every)
         run_fail_usage(run, "--keep-best needs --eval-every N: the best of those evaluations is kept");
+    if (f->command == RUN_BENCH && *run->out && !run->profile.updates)
+        run_fail_usage(run, "--out is where bench leaves a profile: give --profile N too, or leave --out out");
     if (strcmp(run->strategy, "fsdp")) run_check_effect(run, "units", "strategy", "fsdp");
     check_schedule_flags(run);
     if (trains && run->stop_after && !run->eval_every)
@@ -256,6 +260,7 @@ static void resolve(run_loop *run)
     run->keep_best = run_flags_on(f, "keep-best");
     run->stop_after = run_flags_whole(f, "stop-after");
     run->eval_batches = run_flags_whole(f, "eval-batches");
+    run->profile.updates = run_flags_whole(f, "profile");
     const char *out = run_flags_text(f, "out"), *strategy = run_flags_text(f, "strategy");
     if (out && strlen(out) > RUN_PATH - 256) run_fail_usage(run, "--out is too long a path");
     else if (out) snprintf(run->out, sizeof run->out, "%s", out);

@@ -78,7 +78,8 @@ static bool cut_lines(run_loop *run, const char *path, int64_t step)
 /* ---- An earlier run in OUT */
 
 static const char *const files_of_a_run[] = { "checkpoints", "config.json", "metrics.jsonl", "summary.json",
-                                              "loss.png",    "loss.gnuplot", "compare.png", "compare.gnuplot", "model" };
+                                              "loss.png",    "loss.gnuplot", "compare.png", "compare.gnuplot",
+                                              "profile.json", "profile.trace.json", "model" };
 enum { FILES_OF_A_RUN = sizeof files_of_a_run / sizeof *files_of_a_run };
 
 /* Makes OUT/previous-N, N the first number that is free. */

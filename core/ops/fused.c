@@ -325,13 +325,25 @@ static td_cost fused_cost(const td_kernel *k)
     return td_cost_of(k, header.instructions);
 }
 
+static const char *const names[TD_POINTWISE_COUNT] = {
+#define NAME(name, ...) [TD_POINTWISE_##name] = #name,
+    TD_POINTWISE(NAME) NAME(cast)
+};
+
+void td_fused_parts(const void *attr, char *to, size_t room)
+{
+    td_fused_header header;
+    memcpy(&header, attr, sizeof header);
+    const td_fused_instruction *code = (const void *)((const char *)attr + sizeof header);
+    td_print line = { .to = to, .room = room };
+    *to = 0;
+    for (int i = 0; i < header.instructions; i++)
+        td_print_add(&line, "%s%s", i ? "+" : "", names[code[i].function]);
+}
+
 /* Instructions as calls: "r2 = mul(r0, r1), r3 = cast(r2) bf16". */
 static void fused_print(const td_program *p, const td_node *n, char *to, size_t room)
 {
-    static const char *const names[TD_POINTWISE_COUNT] = {
-#define NAME(name, ...) [TD_POINTWISE_##name] = #name,
-        TD_POINTWISE(NAME) NAME(cast)
-    };
     td_fused_header header;
     const char *attr = td_node_attr(p, n);
     memcpy(&header, attr, sizeof header);

@@ -68,6 +68,9 @@ bool td_fused_output(td_fused_builder *b, int value);
 /* Gives values registers; writes the attribute to `attr` (8-byte aligned, TD_FUSED_BYTES of room), returns its size. */
 size_t td_fused_finish(const td_fused_builder *b, void *attr);
 
+/* The functions of a chain in their order: "mul+add+gelu". */
+void td_fused_parts(const void *attr, char *to, size_t room);
+
 /* The kernel of a single pointwise node: a chain of one instruction. */
 bool td_pointwise_prepare(td_context *td, const td_kernel *k, td_preparation *out);
 void td_fused_cpu(const td_kernel *k);
