@@ -301,7 +301,7 @@ static void finish(run_loop *run)
     if (!run->started || (trained && !run_save(run))) return;
     if (!stopped && run->evaluation.step != step) run_evaluate(run);
     run_record_close(run);
-    if (run_failed(run)) return;
+    if (!run_profile_go_on(run)) return; /* stopped amid one: what there is of it */
     if (stopped) say_stopped(run, step);
     else if (run->stopped_early) say_stopped_early(run, step);
     else if (!trained)

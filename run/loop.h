@@ -221,10 +221,11 @@ bool run_compare(run_loop *run);       /* nothing without --plot */
 /* ---- profile.c: OUT/profile.json, OUT/profile.trace.json and the table */
 /* Training: whether there are updates enough, once it is known how many there will be. */
 bool run_profile_check(run_loop *run);
-/* Training: before what is no training, and behind it. `seconds` the update took. */
+/* Training, after an update that took `seconds`: before what is no training, and behind it. The latter begins the profile, or
+ * ends and reports it, where due; false after an error. */
 void run_profile_pause(run_loop *run, double seconds);
 bool run_profile_go_on(run_loop *run);
-/* Measures the machine and begins, for `updates`; ends and reports. */
+/* Measures the machine and begins; ends and reports. */
 bool run_profile_begin(run_loop *run);
 bool run_profile_report(run_loop *run);
 

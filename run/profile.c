@@ -34,8 +34,7 @@ bool run_profile_begin(run_loop *run)
 void run_profile_pause(run_loop *run, double seconds)
 {
     run_profile *p = &run->profile;
-    int64_t before = td_updates(run->td) - 1 - run->first_step;
-    if (!p->updates || before < p->after || p->done == p->updates) return;
+    if (!p->updates || td_updates(run->td) - run->first_step <= p->after) return;
     td_profile_end(run->td);
     p->wall_s += seconds;
     p->done++;
@@ -44,13 +43,12 @@ void run_profile_pause(run_loop *run, double seconds)
 bool run_profile_go_on(run_loop *run)
 {
     run_profile *p = &run->profile;
-    int64_t done = td_updates(run->td) - run->first_step;
     bool ends = run->stopping || td_updates(run->td) >= run->steps;
     if (run_failed(run)) return false;
-    if (!p->updates || done < p->after || done > p->after + p->updates) return true;
-    if (done > p->after && p->done > 0 && td_profile_steps(run->td) && (p->done == p->updates || ends)) return run_profile_report(run);
+    if (!p->updates || td_updates(run->td) - run->first_step < p->after) return true;
+    if (p->done == p->updates || (ends && p->done)) return run_profile_report(run);
     if (ends) return true;
-    return done == p->after ? run_profile_begin(run) : td_profile_begin(run->td, 0);
+    return p->done ? td_profile_begin(run->td, 0) : run_profile_begin(run);
 }
 
 /* ---- The report */
@@ -110,5 +108,6 @@ bool run_profile_report(run_loop *run)
     run_busy(run, false);
     if (ok && *run->out) run_say(run, "profile: %s/profile.trace.json (open it in Perfetto), %s/profile.json", run->out, run->out);
     td_profile_clear(run->td);
+    run->profile.updates = 0; /* one profile a run */
     return ok && !run_failed(run);
 }

@@ -178,11 +178,13 @@ void run_profile_close(run_profile_table *t)
 
 /* ---- Printing: everything an update */
 
+enum { LEAST_FLOOR_NS = 100 };    /* a call's: below it the clock says nothing of the distance */
+
 static void print_row(run_loop *run, const run_profile_table *t, const char *name, const run_profile_row *row)
 {
     double n = (double)run->profile.done, total = t->all.ns + t->host_ns;
     char distance[16] = "-";
-    if (row->floor_ns >= 1) snprintf(distance, sizeof distance, "%.2f", row->ns / row->floor_ns);
+    if (row->floor_ns >= LEAST_FLOOR_NS * (double)row->calls) snprintf(distance, sizeof distance, "%.2f", row->ns / row->floor_ns);
     run_say(run, "%-24s %-10s %7.5g %9.3f %6.1f %9.4f %8.1f %9.2f %7.1f %9.3f %9s", name, row->kind, (double)row->calls / n,
             1e-6 * row->ns / n, 100 * row->ns / total, 1e-9 * (double)row->flops / n, row->ns > 0 ? (double)row->flops / row->ns : 0,
             1e-6 * (double)row->bytes / n, row->ns > 0 ? (double)row->bytes / row->ns : 0, 1e-6 * row->floor_ns / n, distance);

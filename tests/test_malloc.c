@@ -71,6 +71,7 @@ typedef struct job {
     td_dtype dtype;
     int accumulate, ranks;
     const char *strategy;
+    bool profiled;           /* the steps that are counted */
 } job;
 
 static void passed_on(const td_gradient_call *g) { td_gradient_set(g, 0, g->dout[0]); }
@@ -89,6 +90,7 @@ static int train(par_world *world, int rank, void *user)
     int32_t labels[ROWS] = { 0 };
     bool good = true;
     for (int s = 0; s < STEPS && good; s++) {
+        if (s == 1 && j->profiled) td_profile_begin(td, j->accumulate * STEPS);
         if (s == 1) calls.on = true;
         for (int k = 0; k < j->accumulate && good; k++) {
             td_tensor in = td_batch(td, "x", td_float(td), TD_SHAPE(ROWS, 20), x), y = td_batch(td, "y", TD_I32, TD_SHAPE(ROWS), labels);
@@ -146,4 +148,10 @@ START_TEST(test_steps_on_ranks_allocate_nothing)
 }
 END_TEST
 
-TESTS("malloc", test_the_count_counts, test_steps_allocate_nothing, test_steps_on_ranks_allocate_nothing)
+START_TEST(test_profiled_steps_allocate_nothing)
+{
+    expect_none((job){ .dtype = TD_F64, .accumulate = 2, .ranks = 1, .strategy = "single", .profiled = true });
+}
+END_TEST
+
+TESTS("malloc", test_the_count_counts, test_steps_allocate_nothing, test_steps_on_ranks_allocate_nothing, test_profiled_steps_allocate_nothing)
