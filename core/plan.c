@@ -309,6 +309,21 @@ static bool is_in_place(const planner *pl, const td_node *n)
     return in.block == out.block && in.offset == out.offset;
 }
 
+/* What packing moves: members that are not in their place yet are read and written. */
+static int64_t packed_bytes(const planner *pl, const td_node *n)
+{
+    const td_pack_attr *a = td_node_attr(pl->p, n);
+    const int64_t *offset = (const int64_t *)(a + 1);
+    storage whole = storage_of(pl, n->output);
+    int64_t item = td_dtype_size((td_dtype)pl->p->values[n->output].dtype), bytes = 0;
+    for (uint32_t i = 0; i < n->inputs; i++) {
+        td_id v = pl->p->inputs[n->input + i];
+        storage s = storage_of(pl, v);
+        if (s.block != whole.block || s.offset != whole.offset + offset[i] * item) bytes += 2 * local_bytes(pl, v);
+    }
+    return bytes;
+}
+
 /* Adds a call of op for node `index`; in and out are values, which are where they were planned, or where `from` and `to` say. */
 static bool add_task(planner *pl, const td_op *op, uint32_t index, const td_id *in, uint32_t inputs, const td_id *out, uint32_t outputs,
                      storage from, storage to)
@@ -346,6 +361,7 @@ static bool add_task(planner *pl, const td_op *op, uint32_t index, const td_id *
     td_cost cost = op->cost ? op->cost(&task->kernel) : (td_cost){ 0 };
     for (uint32_t i = 0; !op->cost && i < inputs + outputs; i++)
         cost.bytes += td_shape_elements(args[i].shape) * td_dtype_size(args[i].dtype);
+    if (op == &td_op_pack) cost.bytes = packed_bytes(pl, n);
     task->cost = cost;
     plan->cost.flops += cost.flops;
     plan->cost.bytes += cost.bytes;

@@ -130,6 +130,18 @@ START_TEST(test_tasks_sum_up_to_the_report)
 }
 END_TEST
 
+/* Gradients are made where they are packed. */
+START_TEST(test_packing_in_place_moves_nothing)
+{
+    network n;
+    make_network(&n, open_cpu(TD_F64));
+    ck_assert(td_profile_begin(n.td, 1));
+    step(&n);
+    ck_assert_int_eq(find_task(n.td, "pack", "optimizer")->bytes, 0);
+    close_network(&n);
+}
+END_TEST
+
 START_TEST(test_a_fused_chain_tells_its_functions_and_its_module)
 {
     td_context *td = open_cpu(TD_F64);
@@ -535,7 +547,7 @@ START_TEST(test_what_cannot_be_profiled_is_said)
 }
 END_TEST
 
-TESTS("profile", test_flops_of_a_linear_layer_are_its_products, test_tasks_sum_up_to_the_report,
+TESTS("profile", test_flops_of_a_linear_layer_are_its_products, test_tasks_sum_up_to_the_report, test_packing_in_place_moves_nothing,
       test_a_fused_chain_tells_its_functions_and_its_module, test_every_operation_has_a_kind, test_events_follow_one_another,
       test_a_profile_goes_on_and_leaves_out_what_is_between, test_a_profile_outlives_its_plans,
       test_profiling_changes_neither_results_nor_plans, test_announced_steps_allocate_nothing, test_no_memory_for_a_profile_is_an_error,
