@@ -137,7 +137,7 @@ START_TEST(test_packing_in_place_moves_nothing)
     make_network(&n, open_cpu(TD_F64));
     ck_assert(td_profile_begin(n.td, 1));
     step(&n);
-    ck_assert_int_eq(find_task(n.td, "pack", "optimizer")->bytes, 0);
+    ck_assert_int_eq(find_task(n.td, "pack", "")->bytes, 0);
     close_network(&n);
 }
 END_TEST
@@ -215,6 +215,30 @@ START_TEST(test_events_follow_one_another)
         hosts++;
     }
     ck_assert_int_eq(hosts, 15);
+    close_network(&n);
+}
+END_TEST
+
+/* By a clock of one's own. What a busy machine puts between two readings is not in every one of the tries. */
+START_TEST(test_host_events_fill_the_time)
+{
+    network n;
+    make_network(&n, open_cpu(TD_F64));
+    double least = 1;
+    for (int tries = 0; tries < 20 && least > 0.05; tries++) {
+        int64_t told = 0, begin = td_profile_now();
+        ck_assert(td_profile_begin(n.td, 20));
+        for (int s = 0; s < 20; s++) step(&n);
+        int64_t whole = td_profile_now() - begin;
+        for (int64_t i = 0; i < td_profile_count(n.td); i++) {
+            td_profile_event e = td_profile_at(n.td, i);
+            if (!e.task) told += e.end_ns - e.begin_ns;
+        }
+        ck_assert_int_le(told, whole);
+        least = fmin(least, 1 - (double)told / (double)whole);
+        td_profile_clear(n.td);
+    }
+    ck_assert_msg(least <= 0.05, "%.3g of the time is not told", least);
     close_network(&n);
 }
 END_TEST
@@ -470,8 +494,10 @@ START_TEST(test_train_leaves_a_table_and_a_trace)
     ck_assert_no_error(td);
     const td_json *root = td_json_root(table);
     ck_assert_int_eq(td_json_get_whole(root, "updates", -1), 3);
-    double whole = td_json_get_number(root, "step_ms", 0), told = td_json_get_number(root, "task_ms", 0) + td_json_get_number(root, "host_ms", 0);
-    ck_assert_msg(told > 0.95 * whole && told < 1.05 * whole, "%g of %g ms are told", told, whole);
+    ck_assert(td_json_get_number(root, "step_ms", 0) > 0 && td_json_get_number(root, "host_ms", 0) > 0);
+    double told = td_json_get_number(root, "task_ms", 0), rows = 0;
+    for (const td_json *r = td_json_get(root, "rows")->first; r; r = r->next) rows += td_json_get_number(r, "ms", 0);
+    ck_assert(told > 0 && fabs(rows - told) <= 1e-9 * told);
     td_json_close(table);
     td_json_document *config = td_json_read(td, "a/config.json");
     ck_assert(!td_json_get(td_json_root(config), "profile")); /* a resumed run is not profiled again */
@@ -548,7 +574,7 @@ START_TEST(test_what_cannot_be_profiled_is_said)
 END_TEST
 
 TESTS("profile", test_flops_of_a_linear_layer_are_its_products, test_tasks_sum_up_to_the_report, test_packing_in_place_moves_nothing,
-      test_a_fused_chain_tells_its_functions_and_its_module, test_every_operation_has_a_kind, test_events_follow_one_another,
+      test_a_fused_chain_tells_its_functions_and_its_module, test_every_operation_has_a_kind, test_events_follow_one_another, test_host_events_fill_the_time,
       test_a_profile_goes_on_and_leaves_out_what_is_between, test_a_profile_outlives_its_plans,
       test_profiling_changes_neither_results_nor_plans, test_announced_steps_allocate_nothing, test_no_memory_for_a_profile_is_an_error,
       test_a_profile_that_cannot_be_held_says_so, test_the_machine_has_a_floor, test_train_leaves_a_table_and_a_trace,
