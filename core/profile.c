@@ -139,9 +139,13 @@ static td_profiled_plan *describe_plan(td_context *td, const td_planned *plan)
 static bool reserve(td_context *td, int64_t steps, uint32_t tasks)
 {
     td_profile *p = td->profile;
-    int64_t needed = p->event_count + steps * (tasks + HOST_EVENTS);
-    if (needed <= UINT32_MAX / 2) return td_room(td, (void **)&p->events, &p->event_room, (uint32_t)needed, sizeof *p->events, "host");
-    td_fail(td, TD_ERROR_USAGE, "td_profile_begin: %lld steps of %u calls are more than a profile holds: profile fewer", (long long)steps, tasks);
+    int64_t most = UINT32_MAX / 2 - (int64_t)p->event_count;
+    if (steps >= 0 && steps <= most / (tasks + HOST_EVENTS)) {
+        uint32_t needed = p->event_count + (uint32_t)steps * (tasks + HOST_EVENTS);
+        return td_room(td, (void **)&p->events, &p->event_room, needed, sizeof *p->events, "host");
+    }
+    td_fail(td, TD_ERROR_USAGE, "td_profile_begin: %lld steps of %u calls are more than a profile holds: profile fewer",
+            (long long)steps, tasks);
     return false;
 }
 

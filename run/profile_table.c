@@ -207,7 +207,8 @@ static void print_machine(run_loop *run)
     char peaks[128] = "";
     for (int d = 0, size = 0; d < TD_DTYPES; d++)
         if (m->flops[d] > 0)
-            size += snprintf(peaks + size, sizeof peaks - (size_t)size, "%s %.1f GFLOP/s, ", td_dtype_name((td_dtype)d), 1e-9 * m->flops[d]);
+            size += snprintf(peaks + size, sizeof peaks - (size_t)size, "%s %.1f GFLOP/s, ", td_dtype_name((td_dtype)d),
+                             1e-9 * m->flops[d]);
     run_say(run, "machine: %d thread%s%s, %smemory %.1f GB/s (over %.0f MB)", td_threads(run->td), td_threads(run->td) == 1 ? "" : "s",
             run->ranks > 1 ? " a rank" : "", peaks, 1e-9 * m->bytes, 1e-6 * (double)m->buffer_bytes);
     run_say(run, "floor: of each call the larger of FLOPs / peak and bytes / bandwidth; distance: ms / floor. What stays in a cache "
