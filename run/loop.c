@@ -298,10 +298,11 @@ static void finish(run_loop *run)
     int64_t step = td_updates(run->td);
     bool stopped = run->stopping && !is_done(run);
     bool trained = step > run->first_step;
+    td_profile_end(run->td); /* what follows is no training */
     if (!run->started || (trained && !run_save(run))) return;
     if (!stopped && run->evaluation.step != step) run_evaluate(run);
     run_record_close(run);
-    if (!run_profile_go_on(run)) return; /* stopped amid one: what there is of it */
+    if (!run_profile_report(run)) return; /* stopped amid one: what there is of it */
     if (stopped) say_stopped(run, step);
     else if (run->stopped_early) say_stopped_early(run, step);
     else if (!trained)

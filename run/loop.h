@@ -225,7 +225,7 @@ bool run_profile_check(run_loop *run);
  * ends and reports it, where due; false after an error. */
 void run_profile_pause(run_loop *run, double seconds);
 bool run_profile_go_on(run_loop *run);
-/* Measures the machine and begins; ends and reports. */
+/* Measures the machine and begins; ends and reports, where there is something to report. */
 bool run_profile_begin(run_loop *run);
 bool run_profile_report(run_loop *run);
 

@@ -43,11 +43,10 @@ void run_profile_pause(run_loop *run, double seconds)
 bool run_profile_go_on(run_loop *run)
 {
     run_profile *p = &run->profile;
-    bool ends = run->stopping || td_updates(run->td) >= run->steps;
     if (run_failed(run)) return false;
     if (!p->updates || td_updates(run->td) - run->first_step < p->after) return true;
-    if (p->done == p->updates || (ends && p->done)) return run_profile_report(run);
-    if (ends) return true;
+    if (p->done == p->updates) return run_profile_report(run);
+    if (run->stopping) return true;
     return p->done ? td_profile_begin(run->td, 0) : run_profile_begin(run);
 }
 
@@ -102,7 +101,7 @@ static bool report(run_loop *run)
 bool run_profile_report(run_loop *run)
 {
     td_profile_end(run->td);
-    if (run_failed(run) || !run->profile.done) return !run_failed(run);
+    if (run_failed(run) || !run->profile.updates || !run->profile.done) return !run_failed(run);
     run_busy(run, true);
     bool ok = report(run);
     run_busy(run, false);
