@@ -28,6 +28,7 @@ typedef struct fused_input {
 
 typedef struct fused_plan {
     td_fused_header header;
+    const td_pointwise_f32_loop *loops;             /* of f32 */
     bool wide;                                      /* computes in f64 */
     int64_t elements, tile;
     fused_input in[TD_FUSED_INPUTS];
@@ -97,6 +98,7 @@ static bool fused_plan_make(td_context *td, const td_kernel *k, td_fused_header 
     if (!plan)
         return false;
     plan->header = header;
+    plan->loops = td_pointwise_f32();
     memcpy(plan->code, code, (size_t)header.instructions * sizeof *code);
     memcpy(plan->output, output, (size_t)header.outputs * sizeof *output);
     for (int i = 0; i < header.inputs; i++) {
@@ -221,7 +223,7 @@ static void apply(const fused_plan *plan, const td_fused_instruction *op, char *
         if (op->dtype != TD_F64)
             td_round_f64((double *)to, (td_dtype)op->dtype, count);
     } else {
-        td_pointwise_f32[op->function]((float *)to, a, b, c, count);
+        plan->loops[op->function]((float *)to, a, b, c, count);
         if (op->dtype != TD_F32)
             td_round_f32((float *)to, (td_dtype)op->dtype, count);
     }

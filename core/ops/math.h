@@ -120,8 +120,8 @@ static inline float td_softplus_f32(float x)
     return above + td_log1p_f32(td_exp_f32(-size));
 }
 
-/* Below 1 an odd polynomial, above 1 - e^(-x^2) q(1 / x^2) / x. */
-static inline float td_erf_f32(float x)
+/* erf x, given bell = e^(-x^2): below 1 an odd polynomial, above 1 - bell q(1 / x^2) / x. */
+static inline float td_erf_of_bell_f32(float x, float bell)
 {
     float size = x < 0 ? -x : x;
     float z = x * x;
@@ -144,17 +144,20 @@ static inline float td_erf_f32(float x)
     q = q * w + 3.404879937665872e-1f;
     q = q * w - 2.741127028184656e-1f;
     q = q * w + 5.638259427386472e-1f;
-    float far = 1 - td_exp_f32(-z) * inverse * q;
+    float far = 1 - bell * inverse * q;
     far = size > 4 ? 1 : far;
     far = x < 0 ? -far : far;
     return size >= 1 ? far : near;                          /* a NaN takes the polynomial */
 }
 
+static inline float td_erf_f32(float x) { return td_erf_of_bell_f32(x, td_exp_f32(-x * x)); }
+
 static inline float td_gelu_f32(float x) { return x * 0.5f * (1 + td_erf_f32(x * 0.70710678f)); }
 
 static inline float td_gelu_slope_f32(float x)
 {
-    return 0.5f * (1 + td_erf_f32(x * 0.70710678f)) + x * 0.39894228f * td_exp_f32(-0.5f * x * x);
+    float bell = td_exp_f32(-0.5f * x * x);
+    return 0.5f * (1 + td_erf_of_bell_f32(x * 0.70710678f, bell)) + x * 0.39894228f * bell;
 }
 
 /* gelu_tanh(x) = x sigmoid(w), w = 2 sqrt(2 / pi) (x + 0.044715 x^3). */

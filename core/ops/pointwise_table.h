@@ -63,7 +63,8 @@ enum { TD_POINTWISE(TD_POINTWISE_INDEX) TD_POINTWISE_cast, TD_POINTWISE_COUNT };
  * function does not have are ignored. */
 typedef void (*td_pointwise_f32_loop)(float *out, const float *a, const float *b, const float *c, int64_t count);
 typedef void (*td_pointwise_f64_loop)(double *out, const double *a, const double *b, const double *c, int64_t count);
-extern const td_pointwise_f32_loop td_pointwise_f32[TD_POINTWISE_COUNT];
+extern const td_pointwise_f32_loop td_pointwise_f32_plain[TD_POINTWISE_COUNT], td_pointwise_f32_avx512[TD_POINTWISE_COUNT];
+const td_pointwise_f32_loop *td_pointwise_f32(void); /* those that suit the processor best */
 extern const td_pointwise_f64_loop td_pointwise_f64[TD_POINTWISE_COUNT];
 extern const signed char td_pointwise_inputs[TD_POINTWISE_COUNT];
 
