@@ -100,6 +100,10 @@ static void attention_print(const td_program *p, const td_node *n, char *to, siz
         td_print_add(&line, " window %lld", (long long)attr->window);
     if (attr->p > 0)
         td_print_add(&line, " dropout %g", attr->p);
+    if (attr->rows)
+        td_print_add(&line, " rows%s%s%s%s%s", attr->rows & TD_ATTENTION_Q ? " q" : "", attr->rows & TD_ATTENTION_K ? " k" : "",
+                     attr->rows & TD_ATTENTION_V ? " v" : "", attr->rows & TD_ATTENTION_O ? " o" : "",
+                     attr->rows & TD_ATTENTION_PACKED ? " packed" : "");
 }
 
 /* Pairs of a query and a key it sees, as far as the shapes tell. */
@@ -121,10 +125,14 @@ static int64_t pairs_of(const td_attention_attr *attr, int64_t queries, int64_t 
 /* Two products of the forward; the backward makes one of them again, and four others. */
 static td_cost attention_cost(const td_kernel *k)
 {
+    const td_attention_attr *attr = k->attr;
     td_shape q = k->in[0].shape, keys = k->in[1].shape, v = k->in[2].shape;
-    int64_t pairs = q.dim[0] * q.dim[1] * pairs_of(k->attr, q.dim[2], keys.dim[2]);
+    int64_t heads = attr->rows ? attr->heads : q.dim[1], depth = attr->rows ? attr->depth : q.dim[3];
+    int64_t values = attr->rows ? attr->values : v.dim[3];
+    int64_t pairs = q.dim[0] * heads * pairs_of(attr, q.dim[attr->rows & TD_ATTENTION_Q ? 1 : 2],
+                                                keys.dim[attr->rows & TD_ATTENTION_K ? 1 : 2]);
     td_cost cost = td_cost_of(k, 0);
-    cost.flops = 2 * pairs * (k->op == &td_op_attention ? q.dim[3] + v.dim[3] : 3 * q.dim[3] + 2 * v.dim[3]);
+    cost.flops = 2 * pairs * (k->op == &td_op_attention ? depth + values : 3 * depth + 2 * values);
     return cost;
 }
 

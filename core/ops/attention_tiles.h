@@ -1,12 +1,14 @@
 /* Attention's arithmetic in the type T over one block of queries; attention_cpu.c includes this for float and for
- * double. NAME(x) names it for T.
+ * double, attention_avx512.c for float. NAME(x) names it for T; vectors have VECTOR_BYTES; a product's inner block has
+ * BLOCK_ROWS rows, 4 or 8, as many as registers hold.
  *
  * A tile of scores is (keys, width): queries are the lanes, so that a maximum, a sum and an exponential over keys run
  * lane by lane, and products read the other operand element by element wherever it lies.
  */
 
-typedef T NAME(vector) __attribute__((vector_size(32), aligned(sizeof(T)), may_alias));
-enum { NAME(LANES) = 32 / sizeof(T) };
+typedef T NAME(vector) __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(T)), may_alias));
+typedef T NAME(four) __attribute__((vector_size(4 * sizeof(T)), aligned(sizeof(T)), may_alias));
+enum { NAME(LANES) = VECTOR_BYTES / sizeof(T) };
 
 /* C (m, n) += A (m, k) B (k, n): element (i, p) of A is at i a_row + p a_column, rows of B lie b_row apart, rows of C
  * c_row. */
@@ -24,7 +26,7 @@ typedef struct NAME(product) {
 static inline __attribute__((always_inline)) void NAME(block)(const NAME(product) *p, int64_t row, int64_t column,
                                                              const int R, const int V)
 {
-    NAME(vector) sum[4][2];
+    NAME(vector) sum[BLOCK_ROWS][2];
     const T *a = p->a + row * p->a_row, *b = p->b + column;
     T *c = p->c + row * p->c_row + column;
     for (int i = 0; i < R; i++)
@@ -39,22 +41,25 @@ static inline __attribute__((always_inline)) void NAME(block)(const NAME(product
             *(NAME(vector) *)(c + i * p->c_row + v * NAME(LANES)) = sum[i][v];
 }
 
+/* V vectors of every row of C from column on. */
+static inline __attribute__((always_inline)) void NAME(column)(const NAME(product) *p, int64_t column, const int V)
+{
+    int64_t i = 0;
+    for (; i + BLOCK_ROWS <= p->m; i += BLOCK_ROWS)
+        NAME(block)(p, i, column, BLOCK_ROWS, V);
+    for (; i + 4 <= p->m; i += 4)
+        NAME(block)(p, i, column, 4, V);
+    for (; i < p->m; i++)
+        NAME(block)(p, i, column, 1, V);
+}
+
 static void NAME(multiply)(const NAME(product) *p)
 {
     int64_t n = p->n / NAME(LANES) * NAME(LANES), pairs = p->n / (2 * NAME(LANES)) * (2 * NAME(LANES));
-    int64_t rows = p->m / 4 * 4;
-    for (int64_t j = 0; j < pairs; j += 2 * NAME(LANES)) {
-        for (int64_t i = 0; i < rows; i += 4)
-            NAME(block)(p, i, j, 4, 2);
-        for (int64_t i = rows; i < p->m; i++)
-            NAME(block)(p, i, j, 1, 2);
-    }
-    for (int64_t j = pairs; j < n; j += NAME(LANES)) {
-        for (int64_t i = 0; i < rows; i += 4)
-            NAME(block)(p, i, j, 4, 1);
-        for (int64_t i = rows; i < p->m; i++)
-            NAME(block)(p, i, j, 1, 1);
-    }
+    for (int64_t j = 0; j < pairs; j += 2 * NAME(LANES))
+        NAME(column)(p, j, 2);
+    for (int64_t j = pairs; j < n; j += NAME(LANES))
+        NAME(column)(p, j, 1);
     for (int64_t i = 0; n < p->n && i < p->m; i++)
         for (int64_t d = 0; d < p->k; d++)
             for (int64_t j = n; j < p->n; j++)
@@ -68,13 +73,37 @@ static T *NAME(take)(char **room, int64_t count)
     return part;
 }
 
-/* x (rows, columns) times factor -> y (columns, width); lanes past rows are 0. */
-static void NAME(turn)(const T *x, int64_t rows, int64_t columns, T factor, T *y, int64_t width)
+/* A square of four: y (4, 4) = factor x^T. */
+static inline void NAME(turn_four)(const T *x, int64_t x_row, T factor, T *y, int64_t y_row)
 {
-    memset(y, 0, (size_t)(columns * width) * sizeof *y);
+    NAME(four) a = *(const NAME(four) *)x, b = *(const NAME(four) *)(x + x_row);
+    NAME(four) c = *(const NAME(four) *)(x + 2 * x_row), d = *(const NAME(four) *)(x + 3 * x_row);
+    NAME(four) ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), cd = __builtin_shufflevector(c, d, 0, 4, 1, 5);
+    NAME(four) ab2 = __builtin_shufflevector(a, b, 2, 6, 3, 7), cd2 = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+    *(NAME(four) *)y = __builtin_shufflevector(ab, cd, 0, 1, 4, 5) * factor;
+    *(NAME(four) *)(y + y_row) = __builtin_shufflevector(ab, cd, 2, 3, 6, 7) * factor;
+    *(NAME(four) *)(y + 2 * y_row) = __builtin_shufflevector(ab2, cd2, 0, 1, 4, 5) * factor;
+    *(NAME(four) *)(y + 3 * y_row) = __builtin_shufflevector(ab2, cd2, 2, 3, 6, 7) * factor;
+}
+
+/* y (columns, rows) = factor x (rows, columns)^T. */
+static void NAME(turn)(const T *x, int64_t x_row, int64_t rows, int64_t columns, T factor, T *y, int64_t y_row)
+{
+    int64_t whole_rows = rows / 4 * 4, whole_columns = columns / 4 * 4;
+    for (int64_t i = 0; i < whole_rows; i += 4)
+        for (int64_t c = 0; c < whole_columns; c += 4)
+            NAME(turn_four)(x + i * x_row + c, x_row, factor, y + c * y_row + i, y_row);
     for (int64_t i = 0; i < rows; i++)
-        for (int64_t c = 0; c < columns; c++)
-            y[c * width + i] = x[i * columns + c] * factor;
+        for (int64_t c = i < whole_rows ? whole_columns : 0; c < columns; c++)
+            y[c * y_row + i] = factor * x[i * x_row + c];
+}
+
+/* The same into lanes: y (columns, width); those past the queries are 0. */
+static void NAME(turn_lanes)(const queries *q, NAME(rows) x, int64_t columns, T factor, T *y)
+{
+    if (q->count < q->width)
+        memset(y, 0, (size_t)(columns * q->width) * sizeof *y);
+    NAME(turn)(x.at, x.step, q->count, columns, factor, y, q->width);
 }
 
 /* Lanes that do not see their key become `value`. */
@@ -89,48 +118,39 @@ static void NAME(hide)(const queries *q, int64_t first, int64_t keys, T *tile, T
     }
 }
 
-/* The dropout mask of a tile: 0 or 1 / (1 - p). */
-static void NAME(draw)(const queries *q, int64_t first, int64_t keys, T *mask)
+/* A tile times the mask: 0, or 1 / (1 - p). */
+static void NAME(drop)(const queries *q, const kept_bits *kept, int64_t keys, T *tile)
 {
-    T kept = (T)(1 / (1 - q->work->attr->p));
-    uint32_t below = (uint32_t)(q->work->attr->p * 0x1p32), bits[KEYS];
-    for (int64_t i = 0; i < q->count; i++) {
-        td_random_bits(q->work->random, q->draw + (uint64_t)(i * q->work->keys + first), keys, bits);
-        for (int64_t j = 0; j < keys; j++)
-            mask[j * q->width + i] = bits[j] < below ? 0 : kept;
+    T factor = (T)(1 / (1 - q->work->attr->p));
+    for (int64_t j = 0; j < keys; j++) {
+        const uint32_t *word = kept->word[j / 32];
+        T *x = tile + j * q->width;
+        TD_SIMD
+        for (int64_t i = 0; i < q->width; i++)
+            x[i] = word[i] >> (j % 32) & 1 ? x[i] * factor : 0;
     }
-    for (int64_t j = 0; j < keys; j++)
-        for (int64_t i = q->count; i < q->width; i++)
-            mask[j * q->width + i] = 0;
 }
 
-static void NAME(scale_by)(T *x, const T *factor, int64_t count)
-{
-    TD_SIMD
-    for (int64_t i = 0; i < count; i++)
-        x[i] *= factor[i];
-}
-
-/* Scores of `keys` keys: (keys, width) = k (keys, d) qt (d, width). */
-static void NAME(scores)(const queries *q, const T *k, int64_t depth, int64_t keys, const T *qt, T *to)
+/* Scores of `keys` keys: (keys, width) = k (keys, depth) qt (depth, width). */
+static void NAME(scores)(const queries *q, NAME(rows) k, int64_t depth, int64_t keys, const T *qt, T *to)
 {
     memset(to, 0, (size_t)(keys * q->width) * sizeof *to);
-    NAME(multiply)(&(NAME(product)){ .m = keys, .n = q->width, .k = depth, .a = k, .a_row = depth, .a_column = 1,
+    NAME(multiply)(&(NAME(product)){ .m = keys, .n = q->width, .k = depth, .a = k.at, .a_row = k.step, .a_column = 1,
                                      .b = qt, .b_row = q->width, .c = to, .c_row = q->width });
 }
 
 /* to (columns, width) += x (keys, columns)^T s (keys, width). */
-static void NAME(gather)(const queries *q, const T *x, int64_t columns, int64_t keys, const T *s, T *to)
+static void NAME(gather)(const queries *q, NAME(rows) x, int64_t columns, int64_t keys, const T *s, T *to)
 {
-    NAME(multiply)(&(NAME(product)){ .m = columns, .n = q->width, .k = keys, .a = x, .a_row = 1, .a_column = columns,
+    NAME(multiply)(&(NAME(product)){ .m = columns, .n = q->width, .k = keys, .a = x.at, .a_row = 1, .a_column = x.step,
                                      .b = s, .b_row = q->width, .c = to, .c_row = q->width });
 }
 
-/* to (keys, columns) += s (keys, width) x (queries, columns). */
-static void NAME(spread)(const queries *q, const T *s, int64_t keys, const T *x, int64_t columns, T *to)
+/* to (keys, columns), rows `step` apart, += s (keys, width) x (queries, columns). */
+static void NAME(spread)(const queries *q, const T *s, int64_t keys, NAME(rows) x, int64_t columns, T *to, int64_t step)
 {
     NAME(multiply)(&(NAME(product)){ .m = keys, .n = columns, .k = q->count, .a = s, .a_row = q->width, .a_column = 1,
-                                     .b = x, .b_row = columns, .c = to, .c_row = columns });
+                                     .b = x.at, .b_row = x.step, .c = to, .c_row = step });
 }
 
 /* s becomes exp(s - max) with the running maximum of each lane; what was summed before shrinks. */
@@ -176,36 +196,41 @@ static void NAME(forward)(const queries *q, char *room)
 {
     const attention *w = q->work;
     T *qt = NAME(take)(&room, w->depth * QUERIES), *ot = NAME(take)(&room, w->values * QUERIES);
-    T *s = NAME(take)(&room, KEYS * QUERIES), *mask = NAME(take)(&room, KEYS * QUERIES);
-    T *k_room = NAME(take)(&room, KEYS * w->depth);
-    T *v_room = NAME(take)(&room, KEYS * w->values);
-    T *rows = NAME(take)(&room, QUERIES * (w->depth + w->values)), max[QUERIES], sum[QUERIES] = { 0 };
-    NAME(turn)(NAME(view)(&w->k->in[0], q->row * w->depth, q->count * w->depth, rows), q->count, w->depth,
-               (T)w->attr->scale, qt, q->width);
+    T *s = NAME(take)(&room, KEYS * QUERIES);
+    T *k_room = NAME(take)(&room, KEYS * w->depth), *v_room = NAME(take)(&room, KEYS * w->values);
+    T *q_room = NAME(take)(&room, QUERIES * w->depth), *rows = NAME(take)(&room, QUERIES * w->values);
+    T max[QUERIES], sum[QUERIES] = { 0 }, factor[QUERIES];
+    kept_bits kept;
+    int64_t at = row_at(&w->q, q->sequence, q->head, q->first);
+    NAME(turn_lanes)(q, NAME(view)(&w->q, at, q->count, w->depth, q_room), w->depth, (T)w->attr->scale, qt);
     memset(ot, 0, (size_t)(w->values * q->width) * sizeof *ot);
     for (int64_t i = 0; i < QUERIES; i++)
         max[i] = -(T)INFINITY;
     for (int64_t first = q->begin; first < q->end; first += KEYS) {
-        int64_t keys = td_smaller(KEYS, q->end - first), at = q->key_row + first;
-        const T *k = NAME(view)(&w->k->in[1], at * w->depth, keys * w->depth, k_room);
-        const T *v = NAME(view)(&w->k->in[2], at * w->values, keys * w->values, v_room);
+        int64_t keys = td_smaller(KEYS, q->end - first);
+        NAME(rows) k = NAME(view)(&w->key, row_at(&w->key, q->sequence, q->shared, first), keys, w->depth, k_room);
+        NAME(rows) v = NAME(view)(&w->value, row_at(&w->value, q->sequence, q->shared, first), keys, w->values, v_room);
         NAME(scores)(q, k, w->depth, keys, qt, s);
         NAME(hide)(q, first, keys, s, -(T)INFINITY);
         NAME(stream)(q, keys, s, max, sum, ot, w->values);
         if (w->attr->p > 0) {
-            NAME(draw)(q, first, keys, mask);
-            NAME(scale_by)(s, mask, keys * q->width);
+            draw_kept(q, first, keys, &kept);
+            NAME(drop)(q, &kept, keys, s);
         }
         NAME(gather)(q, v, w->values, keys, s, ot);
     }
-    for (int64_t i = 0; i < q->count; i++) {
-        bool empty = sum[i] == 0;
-        T factor = empty ? 0 : 1 / sum[i], log_sum = empty ? 0 : max[i] + (T)log((double)sum[i]);
-        for (int64_t c = 0; c < w->values; c++)
-            rows[i * w->values + c] = ot[c * q->width + i] * factor;
-        ((T *)w->k->out[1].data)[q->row + i] = log_sum;
+    T *log_sum = (T *)w->log_sums->data + (q->sequence * w->heads + q->head) * w->rows + q->first;
+    for (int64_t i = 0; i < q->width; i++)
+        factor[i] = sum[i] == 0 ? 0 : 1 / sum[i];
+    for (int64_t i = 0; i < q->count; i++)
+        log_sum[i] = sum[i] == 0 ? 0 : max[i] + (T)log((double)sum[i]);
+    for (int64_t c = 0; c < w->values; c++) {
+        TD_SIMD
+        for (int64_t i = 0; i < q->width; i++)
+            ot[c * q->width + i] *= factor[i];
     }
-    NAME(store)(&w->k->out[0], q->row * w->values, q->count * w->values, rows);
+    NAME(turn)(ot, q->width, w->values, q->count, 1, rows, w->values);
+    NAME(store)(&w->o, row_at(&w->o, q->sequence, q->head, q->first), q->count, w->values, rows);
 }
 
 /* From probabilities s and ds = mask (do v^T): ds becomes scale s (ds - mean). */
@@ -234,46 +259,49 @@ static void NAME(probabilities)(const queries *q, int64_t first, int64_t keys, T
 static void NAME(backward)(const queries *q, char *room)
 {
     const attention *w = q->work;
-    const td_arg *in = w->k->in;
     T *qt = NAME(take)(&room, w->depth * QUERIES), *dqt = NAME(take)(&room, w->depth * QUERIES);
     T *dot = NAME(take)(&room, w->values * QUERIES);
     T *s = NAME(take)(&room, KEYS * QUERIES), *ds = NAME(take)(&room, KEYS * QUERIES);
-    T *mask = NAME(take)(&room, KEYS * QUERIES);
     T *k_room = NAME(take)(&room, KEYS * w->depth), *v_room = NAME(take)(&room, KEYS * w->values);
     T *q_room = NAME(take)(&room, QUERIES * w->depth), *o_room = NAME(take)(&room, QUERIES * w->values),
       *do_room = NAME(take)(&room, QUERIES * w->values);
     T log_sum[QUERIES] = { 0 }, mean[QUERIES] = { 0 };
-    const T *rows = NAME(view)(&in[0], q->row * w->depth, q->count * w->depth, q_room);
-    const T *o = NAME(view)(&in[3], q->row * w->values, q->count * w->values, o_room);
-    const T *dy = NAME(view)(&in[5], q->row * w->values, q->count * w->values, do_room);
-    NAME(turn)(rows, q->count, w->depth, (T)w->attr->scale, qt, q->width);
-    NAME(turn)(dy, q->count, w->values, 1, dot, q->width);
+    kept_bits kept;
+    NAME(rows) rows = NAME(view)(&w->q, row_at(&w->q, q->sequence, q->head, q->first), q->count, w->depth, q_room);
+    NAME(rows) o = NAME(view)(&w->o, row_at(&w->o, q->sequence, q->head, q->first), q->count, w->values, o_room);
+    NAME(rows) dy = NAME(view)(&w->dy, row_at(&w->dy, q->sequence, q->head, q->first), q->count, w->values, do_room);
+    NAME(turn_lanes)(q, rows, w->depth, (T)w->attr->scale, qt);
+    NAME(turn_lanes)(q, dy, w->values, 1, dot);
     memset(dqt, 0, (size_t)(w->depth * q->width) * sizeof *dqt);
+    const T *log_sums = (const T *)w->log_sums->data + (q->sequence * w->heads + q->head) * w->rows + q->first;
     for (int64_t i = 0; i < q->count; i++) {
-        log_sum[i] = ((const T *)in[4].data)[q->row + i];
+        T total = 0;
+        TD_SIMD_SUM(total)
         for (int64_t c = 0; c < w->values; c++)
-            mean[i] += dy[i * w->values + c] * o[i * w->values + c];
+            total += dy.at[i * dy.step + c] * o.at[i * o.step + c];
+        mean[i] = total;
+        log_sum[i] = log_sums[i];
     }
     for (int64_t first = q->begin; first < q->end; first += KEYS) {
-        int64_t keys = td_smaller(KEYS, q->end - first), at = q->key_row + first;
-        const T *k = NAME(view)(&in[1], at * w->depth, keys * w->depth, k_room);
-        const T *v = NAME(view)(&in[2], at * w->values, keys * w->values, v_room);
+        int64_t keys = td_smaller(KEYS, q->end - first);
+        NAME(rows) k = NAME(view)(&w->key, row_at(&w->key, q->sequence, q->shared, first), keys, w->depth, k_room);
+        NAME(rows) v = NAME(view)(&w->value, row_at(&w->value, q->sequence, q->shared, first), keys, w->values, v_room);
         NAME(scores)(q, k, w->depth, keys, qt, s);
         NAME(scores)(q, v, w->values, keys, dot, ds);
         NAME(probabilities)(q, first, keys, s, log_sum);
         if (w->attr->p > 0) {
-            NAME(draw)(q, first, keys, mask);
-            NAME(scale_by)(ds, mask, keys * q->width);
+            draw_kept(q, first, keys, &kept);
+            NAME(drop)(q, &kept, keys, ds);
         }
         NAME(slope)(q, keys, s, ds, mean);
         if (w->attr->p > 0)
-            NAME(scale_by)(s, mask, keys * q->width);
-        NAME(spread)(q, s, keys, dy, w->values, (T *)w->k->out[2].data + at * w->values);
-        NAME(spread)(q, ds, keys, rows, w->depth, (T *)w->k->out[1].data + at * w->depth);
+            NAME(drop)(q, &kept, keys, s);
+        T *dk = td_arg_at(w->dk.arg, row_at(&w->dk, q->sequence, q->shared, first));
+        T *dv = td_arg_at(w->dv.arg, row_at(&w->dv, q->sequence, q->shared, first));
+        NAME(spread)(q, s, keys, dy, w->values, dv, w->dv.row);
+        NAME(spread)(q, ds, keys, rows, w->depth, dk, w->dk.row);
         NAME(gather)(q, k, w->depth, keys, ds, dqt);
     }
-    T *dq = (T *)w->k->out[0].data + q->row * w->depth;
-    for (int64_t i = 0; i < q->count; i++)
-        for (int64_t c = 0; c < w->depth; c++)
-            dq[i * w->depth + c] = dqt[c * q->width + i];
+    T *dq = td_arg_at(w->dq.arg, row_at(&w->dq, q->sequence, q->head, q->first));
+    NAME(turn)(dqt, q->width, w->depth, q->count, 1, dq, w->dq.row);
 }
