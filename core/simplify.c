@@ -5,9 +5,11 @@
  *   - a cast to the dtype a value has vanishes, and so does a widening followed by the way back;
  *   - the product with a constant 1 vanishes;
  *   - a gradient rule of one's own has had its say: the node that names it is its input 0;
+ *   - the sum of parts that zeros pad is the parts joined: so the gradients of a value's slices come together;
  *   - a product of 16-bit operands whose only reader widens it gives f32 itself: it was accumulated in f32.
  */
 #include "core/internal.h"
+#include "core/ops/list.h"
 #include "core/ops/op.h"
 
 #include <string.h>
@@ -139,6 +141,71 @@ static td_id widened_product(simplification *s, const td_node *n)
                                            .attr_bytes = sizeof attr, .outputs = &value, .output_count = 1, .after = TD_NONE });
 }
 
+/* The inputs of a concatenation, walked from the front: what of the one at hand is left. */
+typedef struct pieces {
+    const td_id *id;
+    uint32_t count;
+    int64_t axis, left;
+} pieces;
+
+enum { MOST_PIECES = 16 };
+
+static int64_t piece_size(const td_program *p, const pieces *c) { return c->count ? p->values[*c->id].shape.dim[c->axis] : 0; }
+
+static bool pieces_of(const td_program *p, td_id x, pieces *c)
+{
+    const td_node *n = td_producer(p, x);
+    if (n->op != &td_op_concat) return false;
+    *c = (pieces){ .id = td_node_inputs(p, n), .count = n->inputs, .axis = ((const td_concat_attr *)td_node_attr(p, n))->axis };
+    c->left = piece_size(p, c);
+    return true;
+}
+
+static void take_piece(const td_program *p, pieces *c, int64_t size)
+{
+    c->left -= size;
+    if (c->left > 0) return;
+    c->id++, c->count--;
+    c->left = piece_size(p, c);
+}
+
+static bool is_zero(const td_program *p, td_id id)
+{
+    const td_node *n = td_producer(p, id);
+    return n->op == &td_op_fill && op_fill_value(td_node_attr(p, n)) == 0;
+}
+
+/* The next piece of the sum of a and b: the one that is not zero, or the shorter zeros. It must be whole, the other as long. */
+static td_id next_piece(const td_program *p, pieces *a, pieces *b)
+{
+    bool zero = is_zero(p, *b->id) && (!is_zero(p, *a->id) || a->left <= b->left);
+    pieces *kept = zero ? a : b, *other = zero ? b : a;
+    td_id id = *kept->id;
+    int64_t size = kept->left;
+    if (!is_zero(p, *other->id) || size != piece_size(p, kept) || size > other->left) return TD_NONE;
+    take_piece(p, kept, size);
+    take_piece(p, other, size);
+    return id;
+}
+
+static td_id joined_parts(simplification *s, const td_node *n)
+{
+    pieces a, b;
+    td_id joined[MOST_PIECES];
+    int count = 0;
+    if (n->op != &td_op_add || !pieces_of(s->out, input_of(s, n, 0), &a) || !pieces_of(s->out, input_of(s, n, 1), &b)) return TD_NONE;
+    td_value value = s->in->values[n->output];
+    bool alike = a.axis == b.axis && td_shape_equal(s->out->values[input_of(s, n, 0)].shape, value.shape) &&
+                 td_shape_equal(s->out->values[input_of(s, n, 1)].shape, value.shape);
+    while (alike && a.count && b.count) {
+        if (count == MOST_PIECES || (joined[count++] = next_piece(s->out, &a, &b)) == TD_NONE) return TD_NONE;
+    }
+    if (!alike || a.count || b.count) return TD_NONE;
+    td_concat_attr attr = { .axis = a.axis };
+    return td_emit(s->out, &(td_emission){ .op = &td_op_concat, .like = n, .inputs = joined, .input_count = count, .attr = &attr,
+                                           .attr_bytes = sizeof attr, .outputs = &value, .output_count = 1, .after = TD_NONE });
+}
+
 static bool simplify_node(simplification *s, uint32_t index)
 {
     td_node n = s->in->nodes[index];
@@ -146,6 +213,7 @@ static bool simplify_node(simplification *s, uint32_t index)
     if (instead == TD_NONE) instead = without_product(s, &n);
     if (n.op == &td_op_with_gradient) instead = input_of(s, &n, 0);
     if (instead == TD_NONE) instead = widened_product(s, &n);
+    if (instead == TD_NONE) instead = joined_parts(s, &n);
     if (instead != TD_NONE) {
         s->map[n.output] = instead;
         return s->td->error == TD_OK;

@@ -8,18 +8,6 @@
  */
 #include "core/ops/op.h"
 
-typedef struct td_transpose_attr {
-    int32_t a, b;
-} td_transpose_attr;
-
-typedef struct td_slice_attr {
-    int64_t axis, begin, end;
-} td_slice_attr;
-
-typedef struct td_concat_attr {
-    int64_t axis;
-} td_concat_attr;
-
 enum { TASK_BYTES = 128 << 10 };
 
 static int64_t grain_of(int64_t bytes)

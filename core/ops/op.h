@@ -45,6 +45,15 @@ typedef struct op_matmul_attr {
     int32_t out_dtype; /* of the product of 16-bit operands, accumulated in f32: TD_F32, or -1 for theirs */
     int32_t pad;
 } op_matmul_attr;
+typedef struct td_transpose_attr {
+    int32_t a, b;
+} td_transpose_attr;
+typedef struct td_slice_attr {
+    int64_t axis, begin, end;
+} td_slice_attr;
+typedef struct td_concat_attr {
+    int64_t axis;
+} td_concat_attr;
 /* The value of a td_op_fill. */
 double op_fill_value(const void *attr);
 
