@@ -1,4 +1,5 @@
-/* fuse: chains of pointwise operations become single nodes that run tile by tile.
+/* fuse: attention absorbs the copies around it (absorb.c), chains of pointwise operations become single nodes that run tile by
+ * tile.
  *
  * Nodes are taken in order. A pointwise node joins the open groups whose values it reads, if its shape and placement are
  * theirs, and unites them; a group closes, and is emitted, when a node that cannot join reads one of its values. So
@@ -221,7 +222,7 @@ static bool fuse_all(fusion *f)
     return true;
 }
 
-td_program *td_fuse_pass(const td_program *in)
+static td_program *fused(const td_program *in)
 {
     fusion f = { .td = in->td, .in = in };
     td_program *out = NULL;
@@ -231,5 +232,14 @@ td_program *td_fuse_pass(const td_program *in)
     }
     td_free(in->td, f.live, in->node_count, "program");
     td_free(in->td, f.memory, f.bytes, "program");
+    return out;
+}
+
+td_program *td_fuse_pass(const td_program *in)
+{
+    td_program *absorbed = td_absorb_pass(in);
+    if (!absorbed) return NULL;
+    td_program *out = fused(absorbed);
+    td_program_free(absorbed);
     return out;
 }
