@@ -32,28 +32,34 @@ static int by_start(const void *a, const void *b)
     return x->block < y->block ? -1 : 1;
 }
 
-static int by_offset(const void *a, const void *b)
+/* Puts `block` where it belongs among the first n of `sorted`, which are in order of their offsets. */
+static void insert_by_offset(const placed **sorted, uint32_t n, const placed *block)
 {
-    const placed *const *x = a, *const *y = b;
-    return (*x)->offset < (*y)->offset ? -1 : (*x)->offset > (*y)->offset;
+    uint32_t low = 0, high = n;
+    while (low < high) {
+        uint32_t middle = (low + high) / 2;
+        if (sorted[middle]->offset <= block->offset) low = middle + 1;
+        else high = middle;
+    }
+    memmove(sorted + low + 1, sorted + low, (n - low) * sizeof *sorted);
+    sorted[low] = block;
 }
 
 /* Puts each block, in the order given, into the lowest gap between those alive at the same time. Returns the top. */
-static int64_t fit(placed *blocks, uint32_t count, const placed **others)
+static int64_t fit(placed *blocks, uint32_t count, const placed **sorted)
 {
     int64_t top = 0;
     for (uint32_t i = 0; i < count; i++) {
-        uint32_t n = 0;
-        for (uint32_t j = 0; j < i; j++)
-            if (blocks[j].first <= blocks[i].last && blocks[i].first <= blocks[j].last) others[n++] = &blocks[j];
-        qsort(others, n, sizeof *others, by_offset);
         int64_t at = 0;
-        for (uint32_t j = 0; j < n; j++) {
-            if (others[j]->offset - at >= blocks[i].bytes) break;
-            int64_t end = others[j]->offset + others[j]->bytes;
+        for (uint32_t j = 0; j < i; j++) {
+            const placed *other = sorted[j];
+            if (other->first > blocks[i].last || blocks[i].first > other->last) continue;
+            if (other->offset - at >= blocks[i].bytes) break;
+            int64_t end = other->offset + other->bytes;
             if (end > at) at = end;
         }
         blocks[i].offset = at;
+        insert_by_offset(sorted, i, &blocks[i]);
         if (at + blocks[i].bytes > top) top = at + blocks[i].bytes;
     }
     return top;
@@ -95,7 +101,7 @@ enum { FIT_WORK = 4 << 20, MOST_TRIES = 2000 };
 static bool fits_well(const td_planned *plan) { return (plan->arena_bytes - plan->live_bytes) * 100 <= plan->live_bytes; }
 
 /* Two orders, each mended for a while; then pairs of the last order exchanged at random as long as that does no harm. */
-static void search_order(td_planned *plan, placed *blocks, uint32_t count, const placed **others)
+static void search_order(td_planned *plan, placed *blocks, uint32_t count, const placed **sorted)
 {
     static int (*const orders[])(const void *, const void *) = { by_start, by_size };
     int64_t tries = 4 + FIT_WORK / ((int64_t)count * count + 1), top = INT64_MAX;
@@ -105,7 +111,7 @@ static void search_order(td_planned *plan, placed *blocks, uint32_t count, const
         qsort(blocks, count, sizeof *blocks, orders[o]);
         for (int64_t t = 0; t < tries / 8 + 2 && !(plan->arena_bytes < INT64_MAX && fits_well(plan)); t++) {
             if (t) move_highest_first(blocks, count);
-            top = fit(blocks, count, others);
+            top = fit(blocks, count, sorted);
             keep_if_better(plan, blocks, count, top);
         }
     }
@@ -115,7 +121,7 @@ static void search_order(td_planned *plan, placed *blocks, uint32_t count, const
         uint32_t i = (uint32_t)(draw >> 33) % count, j = (uint32_t)(draw >> 11) % count;
         placed swap = blocks[i];
         blocks[i] = blocks[j], blocks[j] = swap;
-        int64_t next = fit(blocks, count, others);
+        int64_t next = fit(blocks, count, sorted);
         keep_if_better(plan, blocks, count, next);
         if (next <= top) {
             top = next;
@@ -132,14 +138,14 @@ bool td_arena_arrange(td_context *td, td_planned *plan)
     size_t bytes = plan->block_count * (sizeof(placed) + sizeof(placed *));
     placed *blocks = td_alloc(td, bytes, "program");
     if (!blocks) return false;
-    const placed **others = (const placed **)(blocks + plan->block_count);
+    const placed **sorted = (const placed **)(blocks + plan->block_count);
     for (uint32_t b = 0; b < plan->block_count; b++) {
         const td_block *block = &plan->blocks[b];
         if (block->kind == TD_BLOCK_ARENA && block->part_of == TD_NONE && block->bytes)
             blocks[count++] = (placed){ b, block->bytes, block->first, block->last, 0 };
     }
     plan->live_bytes = most_alive(blocks, count, (int32_t)plan->task_count);
-    if (count) search_order(plan, blocks, count, others);
+    if (count) search_order(plan, blocks, count, sorted);
     td_free(td, blocks, bytes, "program");
     return true;
 }
