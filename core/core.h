@@ -656,6 +656,14 @@ TD_API const char *td_safetensors_metadata(const td_safetensors *file, const cha
 /* Writes to a temporary name beside path, syncs, renames. metadata: pairs of key and value, ending with NULL; may be NULL. */
 TD_API bool td_safetensors_write(td_context *td, const char *path, const td_safetensors_entry *entries, int64_t count,
                                  const char *const *metadata);
+/* The same of tensors that are made one at a time: get gives the data of entries[index], in order; they are read before the next
+ * call. NULL after td_fail ends the writing. What `data` of the entries says is not looked at. */
+typedef const void *(*td_safetensors_get)(void *user, int64_t index);
+TD_API bool td_safetensors_write_from(td_context *td, const char *path, const td_safetensors_entry *entries, int64_t count,
+                                      const char *const *metadata, td_safetensors_get get, void *user);
+/* `count` elements of any alignment in another dtype. Bits stay where the dtypes are equal; to 16 bits values round to nearest, ties
+ * to even. */
+TD_API void td_convert(td_dtype to_dtype, void *to, td_dtype from_dtype, const void *from, int64_t count);
 
 #ifdef __cplusplus
 }

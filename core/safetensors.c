@@ -359,6 +359,8 @@ typedef struct content {
     size_t header_bytes;
     const td_safetensors_entry *entries;
     int64_t count;
+    td_safetensors_get get;
+    void *user;
 } content;
 
 static bool put_content(int fd, const void *user)
@@ -368,18 +370,33 @@ static bool put_content(int fd, const void *user)
     uint64_t length = c->header_bytes + padding;
     bool ok = td_file_put(fd, &length, LENGTH_BYTES) && td_file_put(fd, c->header, (int64_t)c->header_bytes) &&
               td_file_put(fd, "        ", (int64_t)padding);
-    for (int64_t i = 0; i < c->count && ok; i++) ok = td_file_put(fd, c->entries[i].data, c->entries[i].bytes);
+    for (int64_t i = 0; i < c->count && ok; i++) {
+        const void *data = c->get(c->user, i);
+        ok = data && td_file_put(fd, data, c->entries[i].bytes);
+    }
     return ok;
+}
+
+bool td_safetensors_write_from(td_context *td, const char *path, const td_safetensors_entry *entries, int64_t count,
+                               const char *const *metadata, td_safetensors_get get, void *user)
+{
+    td_json_writer w = td_json_begin(td);
+    const char *header = build_header(&w, path, entries, count, metadata);
+    content all = { .header = header, .header_bytes = w.bytes, .entries = entries, .count = count, .get = get, .user = user };
+    bool ok = header && check_header(td, path, header, w.bytes, entries, metadata != NULL) &&
+              td_file_replace(td, path, put_content, &all);
+    td_json_end(&w);
+    return ok;
+}
+
+static const void *data_of(void *user, int64_t index)
+{
+    const td_safetensors_entry *e = (const td_safetensors_entry *)user + index;
+    return e->bytes ? e->data : ""; /* of no elements there may be no data */
 }
 
 bool td_safetensors_write(td_context *td, const char *path, const td_safetensors_entry *entries, int64_t count,
                           const char *const *metadata)
 {
-    td_json_writer w = td_json_begin(td);
-    const char *header = build_header(&w, path, entries, count, metadata);
-    content all = { .header = header, .header_bytes = w.bytes, .entries = entries, .count = count };
-    bool ok = header && check_header(td, path, header, w.bytes, entries, metadata != NULL) &&
-              td_file_replace(td, path, put_content, &all);
-    td_json_end(&w);
-    return ok;
+    return td_safetensors_write_from(td, path, entries, count, metadata, data_of, (void *)entries);
 }

@@ -66,6 +66,79 @@ START_TEST(test_what_is_written_reads_back)
 }
 END_TEST
 
+/* One buffer for all: what stood in it before is gone. Entry `fails` cannot be had. */
+typedef struct one_at_a_time {
+    td_context *td;
+    float buffer[3];
+    int64_t asked, fails;
+} one_at_a_time;
+
+static const void *next_tensor(void *user, int64_t index)
+{
+    one_at_a_time *o = user;
+    ck_assert_int_eq(index, o->asked++);
+    if (index == o->fails) {
+        td_fail(o->td, TD_ERROR_DATA, "tensor %lld is gone", (long long)index);
+        return NULL;
+    }
+    for (int i = 0; i < 3; i++) o->buffer[i] = (float)(10 * index + i);
+    return o->buffer;
+}
+
+START_TEST(test_tensors_may_be_made_one_at_a_time)
+{
+    td_context *td = open_cpu(TD_F32);
+    const td_safetensors_entry entries[] = {
+        { .name = "b", .dtype = TD_F32, .shape = TD_SHAPE(3), .bytes = 12 },
+        { .name = "a", .dtype = TD_F32, .shape = TD_SHAPE(1, 2), .bytes = 8 },
+    };
+    one_at_a_time source = { .td = td, .fails = -1 };
+    ck_assert(td_safetensors_write_from(td, path, entries, 2, NULL, next_tensor, &source));
+    td_safetensors *file = td_safetensors_open(td, path);
+    ck_assert_no_error(td);
+    ck_assert_int_eq(td_safetensors_count(file), 2);
+    ck_assert_mem_eq(td_safetensors_at(file, 0).data, ((float[]){ 0, 1, 2 }), 12);
+    ck_assert_mem_eq(td_safetensors_at(file, 1).data, ((float[]){ 10, 11 }), 8);
+    td_safetensors_close(file);
+    source = (one_at_a_time){ .td = td, .fails = 1 };
+    ck_assert(!td_safetensors_write_from(td, path, entries, 2, NULL, next_tensor, &source));
+    ck_assert_str_eq(td_error_text(td), "tensor 1 is gone");
+    td_clear_error(td);
+    file = td_safetensors_open(td, path);
+    ck_assert_msg(file != NULL, "the file that was there is kept");
+    td_safetensors_close(file);
+    td_close(td);
+}
+END_TEST
+
+START_TEST(test_elements_convert_from_and_to_any_alignment)
+{
+    static const uint16_t f16[] = { 0x3C00, 0xC100, 0x0001, 0x7C00 }, bf16[] = { 0x3F80, 0xC020, 0x0001, 0xFF80 };
+    unsigned char bytes[1 + 8 * 700], *odd = bytes + 1;
+    double wide[700];
+    memcpy(odd, f16, sizeof f16);
+    td_convert(TD_F64, wide, TD_F16, odd, 4);
+    ck_assert(wide[0] == 1 && wide[1] == -2.5 && wide[2] == 0x1p-24 && wide[3] == HUGE_VAL);
+    memcpy(odd, bf16, sizeof bf16);
+    td_convert(TD_F64, wide, TD_BF16, odd, 4);
+    ck_assert(wide[0] == 1 && wide[1] == -2.5 && wide[2] == 0x1p-133 && wide[3] == -HUGE_VAL);
+    const float ties[] = { 1 + 0x1p-8f, 1 + 0x3p-8f, 1 + 0x1.8p-8f };
+    const uint16_t rounded[] = { 0x3F80, 0x3F82, 0x3F81 };
+    td_convert(TD_BF16, odd, TD_F32, ties, 3);
+    ck_assert_mem_eq(odd, rounded, sizeof rounded);
+    for (int i = 0; i < 700; i++) wide[i] = i / 3.0;
+    td_convert(TD_F32, odd, TD_F64, wide, 700);
+    for (int i = 0; i < 700; i++) {
+        float got;
+        memcpy(&got, odd + 4 * i, sizeof got);
+        ck_assert(got == (float)(i / 3.0));
+    }
+    const uint32_t signalling = 0x7F800001;
+    td_convert(TD_F32, odd, TD_F32, &signalling, 1);
+    ck_assert_mem_eq(odd, &signalling, 4);
+}
+END_TEST
+
 START_TEST(test_the_bytes_are_those_of_the_format)
 {
     static const char header[] = "{\"__metadata__\":{\"k\":\"v\"},"
@@ -451,7 +524,8 @@ START_TEST(test_the_reference_implementation_agrees)
 }
 END_TEST
 
-TESTS("safetensors", test_what_is_written_reads_back, test_the_bytes_are_those_of_the_format,
+TESTS("safetensors", test_what_is_written_reads_back, test_tensors_may_be_made_one_at_a_time,
+      test_elements_convert_from_and_to_any_alignment, test_the_bytes_are_those_of_the_format,
       test_a_file_of_another_writer_reads, test_a_file_without_tensors_reads,
       test_hostile_headers_are_refused_by_file_and_tensor, test_a_hostile_header_length_is_refused,
       test_a_file_cut_anywhere_is_refused, test_damaged_headers_do_no_harm, test_what_is_no_file_is_refused,

@@ -135,6 +135,24 @@ void td_store_f64(void *to, td_dtype dtype, const double *from, int64_t count)
     }
 }
 
+void td_convert(td_dtype to_dtype, void *to, td_dtype from_dtype, const void *from, int64_t count)
+{
+    enum { TILE = 512 };
+    double as_read[TILE], wide[TILE]; /* the first holds elements of any dtype, aligned */
+    int64_t from_size = td_dtype_size(from_dtype), to_size = td_dtype_size(to_dtype);
+    if (from_dtype == to_dtype) {
+        memcpy(to, from, (size_t)(count * to_size));
+        return;
+    }
+    for (int64_t at = 0; at < count; at += TILE) {
+        int64_t n = count - at < TILE ? count - at : TILE;
+        memcpy(as_read, (const char *)from + at * from_size, (size_t)(n * from_size));
+        td_load_f64(wide, from_dtype, as_read, n);
+        td_store_f64(as_read, to_dtype, wide, n);
+        memcpy((char *)to + at * to_size, as_read, (size_t)(n * to_size));
+    }
+}
+
 #define ROUND(T, TO, FROM)                         \
     do {                                           \
         TD_SIMD                                    \
