@@ -248,8 +248,8 @@ static void check_settings(run_loop *run)
 static void resolve(run_loop *run)
 {
     run_flags *f = &run->flags;
-    bool planning = f->command == RUN_PLAN;
-    run->ranks = (int)run_flags_whole(f, planning ? "world" : "ranks");
+    bool planning = f->command == RUN_PLAN, alone = f->command & OWN; /* commands of a model's own, whatever ranks it was trained on */
+    run->ranks = alone ? 1 : (int)run_flags_whole(f, planning ? "world" : "ranks");
     run->batch = run_flags_whole(f, "batch");
     run->accumulate = f->command & (RUN_TRAIN | RUN_BENCH | RUN_PLAN) ? run_flags_whole(f, "accumulate") : 1;
     run->overfits = f->command == RUN_TRAIN && run_flags_on(f, "overfit-batch");
@@ -261,7 +261,7 @@ static void resolve(run_loop *run)
     run->stop_after = run_flags_whole(f, "stop-after");
     run->eval_batches = run_flags_whole(f, "eval-batches");
     run->profile.updates = run_flags_whole(f, "profile");
-    const char *out = run_flags_text(f, "out"), *strategy = run_flags_text(f, "strategy");
+    const char *out = run_flags_text(f, "out"), *strategy = alone ? NULL : run_flags_text(f, "strategy");
     if (out && strlen(out) > RUN_PATH - 256) run_fail_usage(run, "--out is too long a path");
     else if (out) snprintf(run->out, sizeof run->out, "%s", out);
     if (strategy && strlen(strategy) >= sizeof run->strategy)
