@@ -5,6 +5,9 @@
  * first of the ranks that hold it. An entry of a file is a whole state under its own name and shape, or elements
  * [begin, begin + count) of it as NAME@begin of shape (count). The manifest lists every state with its pieces, so that
  * any world reads what any other wrote.
+ *
+ * A run that begins with weights from elsewhere has step-0, whose manifest says "holds": "weights": parameters, and nothing of
+ * a training that was not.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -202,15 +205,13 @@ static bool put_state(run_loop *run, td_json_writer *w, td_state s, td_safetenso
     return false;
 }
 
-static void put_header(run_loop *run, td_json_writer *w)
+/* How far the training of these weights has come. */
+static void put_training(run_loop *run, td_json_writer *w)
 {
     char position[DATA_POSITION_BYTES];
     data_position at = data_tell(run->loader);
     data_position_text(&at, position);
-    td_json_put_string(w, "format", "tandem checkpoint 1");
-    td_json_put_string(w, "model", run->name);
     td_json_put_string(w, "optimizer", run_flags_text(&run->flags, "optimizer"));
-    td_json_put_integer(w, "step", td_updates(run->td));
     td_json_put_integer(w, "schedule_steps", run->schedule_steps);
     td_json_put_number(w, "first_loss", run->first_loss);
     td_json_put_number(w, "final_loss", run->loss);
@@ -223,8 +224,17 @@ static void put_header(run_loop *run, td_json_writer *w)
     td_json_put_boolean(w, "overfit_batch", run->overfits);
     td_json_put_integer(w, "batch", run->batch);
     td_json_put_integer(w, "accumulate", run->accumulate);
+}
+
+static void put_header(run_loop *run, td_json_writer *w)
+{
+    td_json_put_string(w, "format", "tandem checkpoint 1");
+    td_json_put_string(w, "model", run->name);
+    td_json_put_integer(w, "step", td_updates(run->td));
     td_json_put_integer(w, "world", run->ranks);
     td_json_put_string(w, "strategy", run->strategy);
+    if (run->loader) put_training(run, w);
+    else td_json_put_string(w, "holds", "weights");
 }
 
 static bool put_manifest(run_loop *run, const char *dir, td_safetensors **files)
@@ -322,7 +332,7 @@ static bool prune_partial(run_loop *run)
 }
 
 /* By rank 0, when all files are there. */
-static bool complete(run_loop *run, int64_t step, const char *partial, const char *final)
+bool run_complete(run_loop *run, int64_t step, const char *partial, const char *final)
 {
     run_busy(run, true);
     bool ok = remove_strangers(run, partial) && write_manifest(run, partial) && put_in_place(run, partial, final) &&
@@ -346,7 +356,7 @@ bool run_save(run_loop *run)
         run_any(run, false); /* all files are there */
         ok = !run_failed(run);
     }
-    if (ok && run->rank == 0) ok = complete(run, step, partial, final);
+    if (ok && run->rank == 0) ok = run_complete(run, step, partial, final);
     if (!ok) {
         run_remove_tree(run->td, partial);
         return false;

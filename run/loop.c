@@ -53,10 +53,11 @@ static bool resume(run_loop *run)
         run->saved_step = run_restore_step(r);
         run->first_loss = run_restore_loss(r, "first_loss");
         run->loss = run_restore_loss(r, "final_loss");
-        if (!run->schedule_steps) run->schedule_steps = run_restore_schedule_steps(r);
+        if (!run->schedule_steps && !run_restore_begins(r)) run->schedule_steps = run_restore_schedule_steps(r);
         run->stopped_early = run->stop_after && run->best.stale >= run->stop_after;
         td_set_updates(run->td, run->saved_step);
     }
+    if (ok && run_restore_begins(r)) run_say(run, "%s holds weights alone: moments, schedule and data start anew", run->out);
     run_restore_close(r);
     run_busy(run, false);
     return ok;

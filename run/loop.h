@@ -160,10 +160,8 @@ td_tensor run_backward(run_loop *run, td_tensor loss);
 /* ---- progress.c */
 void run_progress_open(run_loop *run);
 void run_progress_draw(run_loop *run, bool now);
-/* Leaves the moving line as it stands. */
+/* Leaves the moving line as it stands. run_say puts its line above it; what cannot be printed ends the printing, not the run. */
 void run_progress_end(run_loop *run);
-/* One line that stays, above the moving one. What cannot be printed ends the printing, not the run. */
-void run_say(run_loop *run, const char *format, ...) TD_PRINTF(2, 3);
 /* The object as one line on stdout. */
 bool run_print_object(run_loop *run, const td_json_writer *w);
 /* Ends what was printed to stdout by a program that does nothing else: 0, or 1 and a line on stderr. */
@@ -185,6 +183,10 @@ bool run_record_open(run_loop *run);
 void run_say_step(run_loop *run);                    /* the line of an update, where there is no terminal */
 bool run_record_step(run_loop *run);
 void run_record_close(run_loop *run);
+/* OUT holds files of a run; other files, and what the model's program keeps, do not count. */
+bool run_record_stands(const run_loop *run);
+/* OUT/config.json */
+bool run_record_config(run_loop *run);
 /* Writes the object to OUT/name. */
 bool run_record_object(run_loop *run, const char *name, const td_json_writer *w);
 
@@ -240,6 +242,8 @@ bool run_path(td_context *td, char path[RUN_PATH], const char *format, ...) TD_P
 
 /* ---- checkpoint.c, restore.c: OUT/checkpoints/step-N */
 bool run_save(run_loop *run);
+/* By rank 0, when the files of all ranks are in `partial`: adds the manifest and makes it `final`. */
+bool run_complete(run_loop *run, int64_t step, const char *partial, const char *final);
 /* Writes the manifest of the checkpoint that run_save made of this step again, where what it says has changed since. */
 bool run_save_again(run_loop *run);
 /* The highest step with a manifest; -1: none. */
@@ -252,7 +256,9 @@ int64_t run_restore_schedule_steps(const run_restore *r);
 double run_restore_loss(const run_restore *r, const char *which); /* "first_loss", "final_loss"; NaN: not known */
 bool run_restore_best(run_loop *run, const run_restore *r);      /* run->best */
 bool run_restore_position(run_loop *run, const run_restore *r);
-/* Fills every state. Errors name what is left over on either side. */
+/* It holds weights that this program has not trained: there are no moments, no schedule and no position in it. */
+bool run_restore_begins(const run_restore *r);
+/* Fills every state; where it begins, an optimizer's keep their initial values. Errors name what is left over on either side. */
 bool run_restore_states(run_loop *run, run_restore *r);
 void run_restore_close(run_restore *r);
 

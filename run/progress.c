@@ -109,8 +109,8 @@ void run_progress_draw(run_loop *run, bool now)
 
 void run_say(run_loop *run, const char *format, ...)
 {
-    run_progress *p = &run->progress;
-    if (p->quiet || !p->to) return;
+    run_progress *p = run ? &run->progress : NULL;
+    if (!p || p->quiet || !p->to) return;
     run_busy(run, true);
     if (p->drawn) fprintf(p->to, "\r\033[K");
     p->drawn = false;

@@ -26,7 +26,7 @@ bool run_record_object(run_loop *run, const char *name, const td_json_writer *w)
            run_write_file(run->td, path, text, strlen(text));
 }
 
-static bool write_config(run_loop *run)
+bool run_record_config(run_loop *run)
 {
     td_json_writer w = td_json_begin(run->td);
     td_json_open_object(&w, NULL);
@@ -81,6 +81,17 @@ static const char *const files_of_a_run[] = { "checkpoints", "config.json", "met
                                               "loss.png",    "loss.gnuplot", "compare.png", "compare.gnuplot",
                                               "profile.json", "profile.trace.json", "model" };
 enum { FILES_OF_A_RUN = sizeof files_of_a_run / sizeof *files_of_a_run };
+
+bool run_record_stands(const run_loop *run)
+{
+    char path[RUN_PATH];
+    for (int i = 0; i < FILES_OF_A_RUN; i++) {
+        if (!strcmp(files_of_a_run[i], "checkpoints") || !strcmp(files_of_a_run[i], "model")) continue;
+        int size = snprintf(path, sizeof path, "%s/%s", run->out, files_of_a_run[i]);
+        if (size < (int)sizeof path && access(path, F_OK) == 0) return true;
+    }
+    return run_latest(run->out) >= 0;
+}
 
 /* Makes OUT/previous-N, N the first number that is free. */
 static bool make_previous(run_loop *run, char path[RUN_PATH])
@@ -150,7 +161,7 @@ static bool open_files(run_loop *run)
     bool resumed = run_flags_on(&run->flags, "resume");
     if (!run_path(run->td, path, "%s/metrics.jsonl", run->out)) return false;
     if (resumed ? !cut_lines(run, path, run->first_step) : !move_aside(run)) return false;
-    if (!write_config(run) || (!resumed && !record_model(run))) return false;
+    if (!run_record_config(run) || (!resumed && !record_model(run))) return false;
     run->metrics = fopen(path, "a");
     if (!run->metrics) td_fail(run->td, TD_ERROR_DATA, "cannot write %s: %s", path, strerror(errno));
     run->line = td_json_begin(run->td);

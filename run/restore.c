@@ -20,6 +20,7 @@ typedef struct restore_file {
 struct run_restore {
     char dir[RUN_PATH];
     bool training;      /* what an optimizer keeps, too */
+    bool begins;        /* weights alone */
     td_context *reader; /* of the files: what is wrong with them is told with a way on */
     td_json_document *document;
     const td_json *states; /* the manifest's array */
@@ -105,11 +106,13 @@ static bool read_manifest(run_loop *run, run_restore *r)
     r->step = td_json_get_whole(root, "step", -1);
     r->schedule_steps = td_json_get_whole(root, "schedule_steps", -1);
     r->states = td_json_get(root, "states");
-    if (!r->states || r->states->kind != TD_JSON_ARRAY || !td_json_get_string(root, "position"))
+    const char *holds = td_json_get_string(root, "holds");
+    r->begins = holds && !strcmp(holds, "weights");
+    if (!r->states || r->states->kind != TD_JSON_ARRAY || !(r->begins || td_json_get_string(root, "position")))
         return restore_broken(run, r, "manifest.json lacks \"position\" or \"states\"");
     if (r->step != r->folder)
         return restore_broken(run, r, "manifest.json is of step %lld, as \"step\" says", (long long)r->step);
-    if (r->schedule_steps < 1)
+    if (r->schedule_steps < 1 && !r->begins)
         return restore_broken(run, r, "manifest.json: \"schedule_steps\" must be a whole number of at least 1");
     return true;
 }
@@ -174,6 +177,7 @@ void run_restore_close(run_restore *r)
     free(r);
 }
 
+bool run_restore_begins(const run_restore *r) { return r->begins; }
 int64_t run_restore_step(const run_restore *r) { return r->step; }
 int64_t run_restore_schedule_steps(const run_restore *r) { return r->schedule_steps; }
 
@@ -222,6 +226,7 @@ bool run_restore_position(run_loop *run, const run_restore *r)
 {
     data_position saved;
     int64_t given = 0;
+    if (r->begins) return true;
     if (!data_position_parse(td_json_get_string(td_json_root(r->document), "position"), &saved))
         return restore_broken(run, r, "manifest.json: \"position\" is no position of a data loader");
     if (!same_order(run, r, &saved)) return false;
@@ -319,14 +324,23 @@ static bool same_form(run_loop *run, const run_restore *r, td_state s, const td_
                         td_state_name(s), there, mine);
 }
 
+/* What the manifest says of s, and at which index; NULL: nothing. */
+static const td_json *saved_of(const run_restore *r, td_state s, int64_t *index)
+{
+    *index = 0;
+    for (const td_json *saved = r->states->first; saved; saved = saved->next, ++*index) {
+        const char *name = td_json_get_string(saved, "name");
+        if (name && !strcmp(name, td_state_name(s))) return saved;
+    }
+    return NULL;
+}
+
 static bool fill_state(run_loop *run, run_restore *r, td_state s)
 {
-    int64_t index = 0, from, to, end = 0;
-    const td_json *saved = r->states->first;
-    for (; saved; saved = saved->next, index++) {
-        const char *name = td_json_get_string(saved, "name");
-        if (name && !strcmp(name, td_state_name(s))) break;
-    }
+    int64_t index, from, to, end = 0;
+    const td_json *saved = saved_of(r, s, &index);
+    bool may_begin = r->begins && td_state_kind_of(s) != TD_PARAMETER; /* an optimizer's */
+    if (!saved && may_begin) return true;
     if (!saved) return restore_fail(run, r, "does not hold '%s', which this model has", td_state_name(s));
     r->used[index] = true;
     if (!same_form(run, r, s, saved) || !td_state_owned(s, &from, &to)) return false;

@@ -133,6 +133,20 @@ TD_API void run_evaluate_on(run_loop *run, data_set *set, run_measure measure, v
  * after an error. */
 TD_API opt_optimizer *run_optimizer(run_loop *run, td_module root);
 
+/* ---- Weights from elsewhere ------------------------------------------------------------------------------- */
+
+/* The elements of s in its dtype, read before the next call; NULL after td_fail. */
+typedef const void *(*run_weights_get)(void *user, td_state s);
+/* Makes the directory --out for a run that begins. false and wrong usage without --out, or where it holds a run. */
+TD_API bool run_begin(run_loop *run);
+/* Makes --out a run that has weights and has not trained: checkpoint 0 of what `get` gives for each state of the context, asked for
+ * one after the other, and the flags as they are. Commands that restore take it as any run; `train --resume` begins with it, at the
+ * start of schedule and data, moments at 0, and seed and batch are free. The context's own state is neither read nor given memory.
+ * run_begin comes first. false after an error, which leaves no checkpoint. */
+TD_API bool run_save_weights(run_loop *run, run_weights_get get, void *user);
+/* One line on stdout that tells what a command came to; with --json on stderr. */
+TD_API void run_say(run_loop *run, const char *format, ...) TD_PRINTF(2, 3);
+
 /* ---- Reference binaries ---------------------------------------------------------------------------------- */
 
 /* A subcommand of the model's own, beside those that all have. */
