@@ -73,7 +73,9 @@ data_set *gpt_text(run_loop *run, const char *split);
 data_set *gpt_random(run_loop *run);
 
 /* ---- Commands of its own, in this order */
-enum { GPT_SAMPLE = RUN_OWN };
+enum { GPT_SAMPLE = RUN_OWN, GPT_IMPORT = RUN_OWN << 1, GPT_EXPORT = RUN_OWN << 2 };
 void gpt_sample(run_loop *run, void *model);     /* sample.c */
+void gpt_import(run_loop *run, void *model);     /* import.c */
+void gpt_export(run_loop *run, void *model);     /* export.c */
 
 #endif

@@ -1,23 +1,25 @@
 /* gpt: a decoder-only transformer in the form of GPT-2 or of Llama, on a text.
  *
  *     build/bin/gpt train --data text.txt --layers 4 --heads 4 --width 128 --context 64 --dropout 0 --batch 12 --steps 2000 --out OUT
+ *     build/bin/gpt import --from FOLDER --out OUT        and export --out OUT --to FOLDER: published weights
  *     build/bin/gpt plan --size 124m --batch 8 --strategy fsdp --world 8
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "models/gpt/gpt.h"
+#include "models/gpt/published.h"
 
 static data_set *gpt_data(run_loop *run, const char *split)
 {
     return !strcmp(split, "random") ? gpt_random(run) : gpt_text(run, split);
 }
 
-/* How many there are in the data, or, without any, in the tokenizer; -1 after an error. */
-static int64_t tokens_of(run_loop *run, const data_set *set)
+/* How many there are in the data, or, without any, in the tokenizer, or, where none is kept, in the sizes; -1 after an error. */
+static int64_t tokens_of(run_loop *run, const data_set *set, const gpt_size *size)
 {
     if (set) return set->column[0].classes;
+    if (size->vocabulary && !gpt_has_tokenizer(run)) return size->vocabulary;
     data_tokenizer *tokenizer = gpt_tokenizer(run);
     int64_t tokens = tokenizer ? data_tokenizer_vocabulary(tokenizer) : -1;
     data_tokenizer_close(tokenizer);
@@ -28,7 +30,7 @@ static void *make(run_loop *run, td_module root, const data_set *set)
 {
     gpt_size size;
     if (!gpt_size_of(run, &size)) return NULL;
-    int64_t tokens = tokens_of(run, set);
+    int64_t tokens = tokens_of(run, set, &size);
     if (tokens < 0) return NULL;
     size.vocabulary = gpt_vocabulary(run, tokens);
     if (size.vocabulary < 0) return NULL;
@@ -102,11 +104,15 @@ static const run_flag gpt_flags[] = {
     { .name = "top-p", .kind = RUN_POSITIVE, .standard = "1", .most = 1, .commands = GPT_SAMPLE,
       .help = "choose among the likeliest whose probabilities sum to it" },
     { .name = "no-cache", .kind = RUN_SWITCH, .standard = "false", .commands = GPT_SAMPLE, .help = "read the whole text again for each token" },
+    { .name = "from", .kind = RUN_TEXT, .commands = GPT_IMPORT, .help = "folder with config.json and model.safetensors, or such a file" },
+    { .name = "to", .kind = RUN_TEXT, .commands = GPT_EXPORT, .help = "folder for config.json and model.safetensors" },
     { 0 }
 };
 
 static const run_command commands[] = {
     { "sample", "write on from a prompt", true, gpt_sample },
+    { "import", "begin a run with published weights", false, gpt_import },
+    { "export", "publish the weights of a run", true, gpt_export },
     { 0 }
 };
 

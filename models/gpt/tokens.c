@@ -6,11 +6,12 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "core/file.h"
 #include "core/json.h"
-#include "models/gpt/gpt.h"
+#include "models/gpt/published.h"
 
 enum { PATH_ROOM = 4096 };
 
@@ -196,4 +197,28 @@ bool gpt_record(run_loop *run, const char *dir)
     ok = ok && write_record(td, tokenizer, characters ? "characters" : bytes ? "bytes" : "bpe", dir);
     data_tokenizer_close(tokenizer);
     return ok;
+}
+
+/* ---- Published ones */
+
+static bool has_bpe(td_context *td, const char *dir)
+{
+    return is_there(td, dir, "tokenizer.json") || (is_there(td, dir, "vocab.json") && is_there(td, dir, "merges.txt"));
+}
+
+bool gpt_copy_tokenizer(td_context *td, const char *from, const char *dir)
+{
+    if (!has_bpe(td, from)) return td_error(td) == TD_OK;
+    if (mkdir(dir, 0777) && errno != EEXIST) {
+        td_fail(td, TD_ERROR_DATA, "cannot make directory %.400s: %s", dir, strerror(errno));
+        return false;
+    }
+    return copy_bpe(td, from, dir);
+}
+
+bool gpt_has_tokenizer(run_loop *run)
+{
+    char dir[PATH_ROOM];
+    return run_flag_given(run, "tokenizer") ||
+           (path_of(run_context(run), dir, run_flag_text(run, "out"), "model") && access(dir, F_OK) == 0);
 }
