@@ -85,7 +85,9 @@ static int train(par_world *world, int rank, void *user)
     td_module root = td_root(td);
     nn_linear hidden = nn_linear_make(root, "hidden", 20, 32), out = nn_linear_make(root, "out", 32, 4);
     nn_dropout drop = nn_dropout_make(root, "drop", 0.1);
-    opt_optimizer *opt = opt_adamw(root, &(opt_adamw_options){ .decay = 0.01, .max_norm = 1 });
+    opt_scaler *scaler = opt_scaler_open(td, NULL);
+    opt_optimizer *opt = opt_adamw(root, &(opt_adamw_options){ .decay = 0.01, .max_norm = 1, .scaler = scaler });
+    opt_ema *ema = opt_ema_open(root, NULL);
     double x[ROWS * 20] = { 0 };
     int32_t labels[ROWS] = { 0 };
     bool good = true;
@@ -98,8 +100,10 @@ static int train(par_world *world, int rank, void *user)
             h = td_expression("a * sigmoid(1.702 * a)", 1, &h);
             h = nn_dropout_apply(&drop, td_with_gradient(h, &h, 1, &rule, "marked", 6));
             td_tensor loss = td_cross_entropy(nn_linear_apply(&out, h), y);
-            td_backward(loss);
+            td_keep(loss);
+            td_backward(opt_scaler_scale(scaler, loss));
             if (k + 1 == j->accumulate) opt_step(opt, 1e-3 / (s + 1));
+            if (k + 1 == j->accumulate) opt_ema_update(ema);
             good = td_step(td) && isfinite(td_item(loss));
         }
     }
