@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# From a checkout to a trained model: installs what is missing from Debian's packages, builds, trains a classifier of
-# Fashion-MNIST's pictures of clothes, and shows that two ranks follow the same curve as one.
+# From a checkout to trained models: installs what is missing from Debian's packages, builds, trains a classifier of
+# Fashion-MNIST's pictures of clothes, shows that two ranks follow the same curve as one, and trains a small GPT on the King James
+# Bible, which then writes a few lines.
 #
 #     ./quickstart.sh
 #
@@ -38,24 +39,25 @@ if ! build >build/quickstart.log 2>&1; then
 fi
 [ -d "$data" ] || die "the pictures are not in $data: apt-get install --reinstall dataset-fashion-mnist"
 
+# train MODEL FOLDER FLAG...
 train()
 {
-    local to=$1
-    shift
+    local model=$1 to=$2
+    shift 2
     rm -rf "${out:?}/$to"
     mkdir -p "$out"
-    build/bin/mlp train --data "$data" --out "$out/$to" "$@" ||
-        die "training stopped: the line above says why. The command was: build/bin/mlp train --data $data --out $out/$to $*"
+    "build/bin/$model" train --out "$out/$to" "$@" ||
+        die "training stopped: the line above says why. The command was: build/bin/$model train --out $out/$to $*"
 }
 
 echo
 echo "Training: 784-1024-1024-10, 60,000 pictures, 3 epochs"
-train mlp --epochs 3
+train mlp mlp --data "$data" --epochs 3
 
 echo
 echo "20 steps in f64 on one rank, then on two under ddp"
-train one --dtype f64 --batch 144 --steps 20 --log-every 1 --ranks 1
-train two --dtype f64 --batch 144 --steps 20 --log-every 1 --ranks 2 --strategy ddp
+train mlp one --data "$data" --dtype f64 --batch 144 --steps 20 --log-every 1 --ranks 1
+train mlp two --data "$data" --dtype f64 --batch 144 --steps 20 --log-every 1 --ranks 2 --strategy ddp
 
 # The losses of both runs side by side, and the largest relative difference. Sums taken in another order may differ in
 # the last digits of f64.
@@ -92,6 +94,19 @@ accuracy=$(awk 'match($0, /"accuracy":[ ]*[0-9.eE+-]+/) { at = substr($0, RSTART
 [ -n "$accuracy" ] || die "$out/mlp/summary.json holds no accuracy."
 plot=$out/mlp/loss.png
 [ -s "$plot" ] || die "the loss plot $plot was not written: is gnuplot working?"
+
+# Every verse as a line, without its place.
+bible -f gen1:1-rev22:21 | sed 's/^[^ ]* *//' >"$out/bible.txt"
+[ -s "$out/bible.txt" ] || die "Debian's bible-kjv gave no text: apt-get install --reinstall bible-kjv"
+
+echo
+echo "Training: a GPT of 0.8 million parameters on the characters of the King James Bible"
+train gpt gpt --data "$out/bible.txt" --layers 4 --heads 4 --width 128 --context 64 --dropout 0 --batch 12 --steps 1000 --log-every 100
+
+echo
+echo "It writes:"
+echo
+build/bin/gpt sample --out "$out/gpt" --prompt "In the beginning" --tokens 300 --temperature 0.8 || die "sampling stopped: the line above says why."
 
 echo
 printf 'Test accuracy: %.4f\n' "$accuracy"

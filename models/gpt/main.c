@@ -118,7 +118,7 @@ static const run_command commands[] = {
 
 static const run_model gpt_model = {
     .about = "gpt: a decoder-only transformer on a text",
-    .defaults = { .name = "gpt", .batch = 64, .epochs = 1, .schedule = "cosine", .flags = gpt_flags },
+    .defaults = { .name = "gpt", .batch = 64, .epochs = 1, .warmup = 100, .schedule = "cosine", .flags = gpt_flags },
     .data = gpt_data,
     .make = make,
     .free = free,
