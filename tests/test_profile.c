@@ -549,7 +549,7 @@ START_TEST(test_a_run_that_is_stopped_tells_what_it_has)
     enter();
     ck_assert_sh(0, "rm -rf s log.txt; $GPT train --data text.txt " SMALL
                  "--steps 1000000 --profile 1000 --log-every 1 --out s >log.txt & pid=$!; "
-                 "until grep -qs '^step 40/' log.txt; do sleep 0.05; done; kill -TERM $pid; wait $pid && cat log.txt");
+                 "until grep -qs '^step 40/' log.txt || ! kill -0 $pid; do sleep 0.05; done; kill -TERM $pid; wait $pid && cat log.txt");
     ck_assert_str_has(out_text, "profile of ");
     ck_assert_str_has(out_text, "stopped by a signal after step ");
     ck_assert_sh(0, "test -s s/profile.trace.json && test -s s/profile.json");
