@@ -242,8 +242,8 @@ typedef struct job {
 } job;
 
 static const gpt_size curve_size = { .layers = 3, .heads = 2, .width = 16, .context = 8, .vocabulary = 67, .dropout = 0.1 };
-static const gpt_size llama_curve_size = { .form = GPT_LLAMA, .layers = 2, .heads = 4, .kv_heads = 2, .width = 16, .hidden = 20, .context = 8,
-                                           .vocabulary = 67, .dropout = 0.1, .untied = true, .rope_factor = 8 };
+static const gpt_size llama_curve_size = { .form = GPT_LLAMA, .layers = 2, .heads = 4, .kv_heads = 2, .width = 16, .hidden = 20,
+                                           .context = 8, .vocabulary = 67, .dropout = 0.1, .untied = true, .rope_factor = 8 };
 
 /* Row r of the batch: a walk through the vocabulary; y is x's next id. */
 static int32_t id_at(int64_t row, int64_t position) { return (int32_t)((row * 7 + position * (row % 5 + 1)) % 67); }

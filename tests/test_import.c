@@ -34,7 +34,8 @@ static int sh(const char *format, ...)
     va_start(arguments, format);
     vsnprintf(command, sizeof command, format, arguments);
     va_end(arguments);
-    snprintf(whole, sizeof whole, "GPT='%s/gpt'; HF='%s/tests/golden'; { %s; } >stdout.txt 2>stderr.txt", TANDEM_BIN, TANDEM_SOURCE, command);
+    snprintf(whole, sizeof whole, "GPT='%s/gpt'; HF='%s/tests/golden'; { %s; } >stdout.txt 2>stderr.txt", TANDEM_BIN, TANDEM_SOURCE,
+             command);
     int status = system(whole);
     read_text("stdout.txt", out_text, sizeof out_text);
     read_text("stderr.txt", err_text, sizeof err_text);
@@ -44,7 +45,8 @@ static int sh(const char *format, ...)
 #define ck_assert_sh(expected, ...)                                                                                            \
     do {                                                                                                                       \
         int status_ = sh(__VA_ARGS__);                                                                                         \
-        ck_assert_msg(status_ == (expected), "status %d, not %d; stderr: %.900s; stdout: %.900s", status_, (expected), err_text, out_text); \
+        ck_assert_msg(status_ == (expected), "status %d, not %d; stderr: %.900s; stdout: %.900s", status_, (expected),         \
+                      err_text, out_text);                                                                                     \
     } while (0)
 
 static void enter(void)
@@ -80,10 +82,12 @@ static const struct {
     const char *name;
     gpt_size size;
 } published[] = {
-    { "hf_gpt2", { .layers = 2, .heads = 3, .width = 18, .hidden = 40, .context = 9, .vocabulary = 23, .has_bias = true, .tanh_gelu = true } },
-    { "hf_llama", { .form = GPT_LLAMA, .layers = 2, .heads = 4, .kv_heads = 2, .width = 24, .hidden = 20, .context = 16384, .vocabulary = 29,
-                    .untied = true, .theta = 3.4e8, .rope_factor = 8 } },
-    { "hf_llama_tied", { .form = GPT_LLAMA, .layers = 2, .heads = 3, .kv_heads = 1, .width = 18, .hidden = 20, .context = 16384, .vocabulary = 29 } },
+    { "hf_gpt2", { .layers = 2, .heads = 3, .width = 18, .hidden = 40, .context = 9, .vocabulary = 23, .has_bias = true,
+                   .tanh_gelu = true } },
+    { "hf_llama", { .form = GPT_LLAMA, .layers = 2, .heads = 4, .kv_heads = 2, .width = 24, .hidden = 20, .context = 16384,
+                    .vocabulary = 29, .untied = true, .theta = 3.4e8, .rope_factor = 8 } },
+    { "hf_llama_tied", { .form = GPT_LLAMA, .layers = 2, .heads = 3, .kv_heads = 1, .width = 18, .hidden = 20, .context = 16384,
+                         .vocabulary = 29 } },
 };
 enum { PUBLISHED = sizeof published / sizeof *published };
 
@@ -129,7 +133,8 @@ START_TEST(test_the_sizes_of_config_json_become_flags)
 {
     enter();
     td_context *td = open_cpu(TD_F32);
-    ck_assert_sh(0, "rm -rf flags-a flags-b && $GPT import --from $HF/hf_gpt2 --out flags-a && $GPT import --from $HF/hf_llama --out flags-b");
+    ck_assert_sh(0, "rm -rf flags-a flags-b && $GPT import --from $HF/hf_gpt2 --out flags-a && "
+                    "$GPT import --from $HF/hf_llama --out flags-b");
     td_json_document *document = open_json(td, "flags-a/config.json");
     const td_json *a = td_json_root(document);
     ck_member_text(a, "form", "gpt2");
@@ -160,7 +165,8 @@ START_TEST(test_what_is_exported_imports_to_the_same_bits)
                         "$GPT import --from two --out three", name);
         ck_assert_sh(0, "cmp one/checkpoints/step-0/rank-0.safetensors three/checkpoints/step-0/rank-0.safetensors");
         ck_assert_sh(0, "for k in layers heads kv-heads width hidden vocabulary context eps theta rope-factor head gelu bias dropout; do "
-                        "grep -o \"\\\"$k\\\":[^,]*\" one/config.json >a; grep -o \"\\\"$k\\\":[^,]*\" three/config.json >b; cmp a b || exit 1; done");
+                        "grep -o \"\\\"$k\\\":[^,]*\" one/config.json >a; grep -o \"\\\"$k\\\":[^,]*\" three/config.json >b; "
+                        "cmp a b || exit 1; done");
     }
     /* keys, shapes and bytes are those that transformers wrote */
     td_context *td = open_cpu(TD_F32);
@@ -200,13 +206,19 @@ START_TEST(test_a_run_in_parts_is_exported_whole)
 {
     enter();
     td_context *td = open_cpu(TD_F32);
-    ck_assert_sh(0, TEXT "rm -rf parts hf back && $GPT train " SMALL "--ranks 3 --strategy fsdp --steps 3 --out parts && "
+    ck_assert_sh(0, TEXT "rm -rf parts hf hf-again back && $GPT train " SMALL "--ranks 3 --strategy fsdp --steps 3 --out parts && "
                          "test -e parts/checkpoints/step-3/rank-2.safetensors && $GPT export --out parts --to hf && "
                          "$GPT import --from hf --out back");
-    double before = eval_loss(td, "--out parts --ranks 1 --strategy single"), after = eval_loss(td, "--out back --data text.txt --tokenizer characters --batch 24");
+    double before = eval_loss(td, "--out parts --ranks 1 --strategy single");
+    double after = eval_loss(td, "--out back --data text.txt --tokenizer characters --batch 24");
     ck_assert_msg(before == after, "%.17g is not %.17g", after, before);
     ck_assert_sh(2, "$GPT export --out parts --to hf");
     ck_assert_str_has(err_text, "hf/model.safetensors is there already and stays as it is: choose another --to");
+    ck_assert_sh(0, "$GPT export --out parts --to hf-again --json >report.json && cmp hf/model.safetensors hf-again/model.safetensors");
+    td_json_document *report = open_json(td, "report.json");
+    ck_member_text(td_json_root(report), "command", "export"), ck_member_text(td_json_root(report), "dtype", "f32");
+    ck_member(td_json_root(report), "params", 4068);
+    td_json_close(report);
     ck_assert_sh(2, "$GPT export --out parts");
     ck_assert_str_has(err_text, "export needs --to DIR");
     td_close(td);
@@ -260,8 +272,8 @@ START_TEST(test_training_begins_with_imported_weights_on_any_world)
     enter();
     td_context *td = open_cpu(TD_F32);
     double one[8], three[8];
-    ck_assert_sh(0, TEXT "rm -rf run hf single shared && $GPT train " SMALL "--steps 20 --lr 0.01 --out run && $GPT export --out run --to hf && "
-                         "$GPT import --from hf --dtype f64 --out single && cp -r single shared");
+    ck_assert_sh(0, TEXT "rm -rf run hf single shared && $GPT train " SMALL "--steps 20 --lr 0.01 --out run && "
+                         "$GPT export --out run --to hf && $GPT import --from hf --dtype f64 --out single && cp -r single shared");
     const char *go_on = "--resume --data text.txt --tokenizer characters --batch 24 --log-every 1 --steps 4 --seed 9";
     ck_assert_sh(0, "$GPT train %s --out single", go_on);
     ck_assert_str_has(out_text, "single holds weights alone: moments, schedule and data start anew");
@@ -282,7 +294,7 @@ typedef struct change {
     td_shape shape;               /* rank 0: as it was */
     const char *renamed;
     const char *added;            /* a copy of `key` under this name */
-    const char *all_as;           /* "F16": every tensor in this dtype */
+    td_dtype all_as;              /* every tensor in this dtype */
     const char *without;          /* a prefix taken off every key */
     int begin, end;               /* only these tensors; end 0: all */
 } change;
@@ -302,13 +314,10 @@ static void write_changed(td_context *td, const char *name, const char *path, co
         if (it && c->leaves_out) continue;
         if (it && c->shape.rank) e.shape = c->shape;
         if (it && c->renamed) e.name = c->renamed;
-        if (c->all_as) {
-            td_dtype to = !strcmp(c->all_as, "F16") ? TD_F16 : !strcmp(c->all_as, "BF16") ? TD_BF16 : !strcmp(c->all_as, "F64") ? TD_F64 : TD_I32;
-            int64_t elements = td_shape_elements(e.shape);
-            void *data = check_alloc((size_t)(elements * td_dtype_size(to)));
-            td_convert(to, data, e.dtype, e.data, elements);
-            e = (td_safetensors_entry){ e.name, to, e.shape, data, elements * td_dtype_size(to) };
-        }
+        int64_t elements = td_shape_elements(e.shape);
+        void *data = check_alloc((size_t)(elements * td_dtype_size(c->all_as)));
+        td_convert(c->all_as, data, e.dtype, e.data, elements);
+        e = (td_safetensors_entry){ e.name, c->all_as, e.shape, data, elements * td_dtype_size(c->all_as) };
         if (c->without && !strncmp(e.name, c->without, strlen(c->without))) e.name += strlen(c->without);
         entries[count++] = e;
     }
@@ -355,11 +364,10 @@ START_TEST(test_every_float_dtype_is_converted)
 {
     enter();
     td_context *td = open_cpu(TD_F32);
-    const char *const dtypes[] = { "F16", "BF16", "F64" };
     const td_dtype as[] = { TD_F16, TD_BF16, TD_F64 };
     td_safetensors *theirs = td_safetensors_open(td, TANDEM_SOURCE "/tests/golden/hf_gpt2/model.safetensors");
     for (int d = 0; d < 3; d++) {
-        make_folder(td, "hf_gpt2", &(change){ .all_as = dtypes[d] });
+        make_folder(td, "hf_gpt2", &(change){ .all_as = as[d] });
         ck_assert_sh(0, "$GPT import --from in --out out");
         td_safetensors *ours = td_safetensors_open(td, "out/checkpoints/step-0/rank-0.safetensors");
         td_safetensors_entry want, got;
@@ -375,7 +383,7 @@ START_TEST(test_every_float_dtype_is_converted)
         }
         td_safetensors_close(ours);
     }
-    make_folder(td, "hf_gpt2", &(change){ .all_as = "I32" });
+    make_folder(td, "hf_gpt2", &(change){ .all_as = TD_I32 });
     ck_assert_sh(1, "$GPT import --from in --out out");
     ck_assert_str_has(err_text, "in/model.safetensors: 'transformer.wte.weight' is i32, not one of f32, f64, bf16 and f16");
     td_safetensors_close(theirs);
@@ -407,7 +415,8 @@ START_TEST(test_shards_and_their_index)
     fprintf(index, "}}");
     fclose(index);
     check_same_as_plain("hf_llama", "in");
-    ck_assert_sh(1, "rm -rf out && sed -i 's/00001-of-00002/00002-of-00002/' in/model.safetensors.index.json && $GPT import --from in --out out");
+    ck_assert_sh(1, "rm -rf out && sed -i 's/00001-of-00002/00002-of-00002/' in/model.safetensors.index.json && "
+                    "$GPT import --from in --out out");
     ck_assert_str_has(err_text, "in/model-00002-of-00002.safetensors does not hold '");
     ck_assert_sh(1, "rm in/model-00002-of-00002.safetensors; $GPT import --from in --out out");
     ck_assert_str_has(err_text, "in/model-00002-of-00002.safetensors: No such file");
@@ -473,22 +482,26 @@ START_TEST(test_a_config_that_does_not_fit_is_refused_by_name)
         { "hf_gpt2", "s/\"n_head\": 3/\"n_head\": 4/", "--width 18 cannot be divided among --heads 4" },
         { "hf_gpt2", "s/\"n_layer\": 2/\"n_layer\": 3/", "holds no 'h.2.ln_1.weight'" },
         { "hf_gpt2", "s/\"n_layer\": 2/\"n_layer\": 1/", "holds 'transformer.h.1." },
-        { "hf_gpt2", "s/\"vocab_size\": 23/\"vocab_size\": 24/", "'transformer.wte.weight' has shape (23, 18), where the sizes say (24, 18)" },
+        { "hf_gpt2", "s/\"vocab_size\": 23/\"vocab_size\": 24/",
+          "'transformer.wte.weight' has shape (23, 18), where the sizes say (24, 18)" },
         { "hf_gpt2", "s/\"n_inner\": 40/\"n_inner\": null/", "has shape (18, 40), where the sizes say (18, 72)" },
         { "hf_gpt2", "s/gelu_new/relu/", "\"activation_function\" is 'relu', a function that this form of the model has not" },
-        { "hf_gpt2", "s/\"scale_attn_weights\": true/\"scale_attn_weights\": false/", "\"scale_attn_weights\" is false, which this model has not" },
+        { "hf_gpt2", "s/\"scale_attn_weights\": true/\"scale_attn_weights\": false/",
+          "\"scale_attn_weights\" is false, which this model has not" },
         { "hf_gpt2", "s/\"scale_attn_by_inverse_layer_idx\": false/\"scale_attn_by_inverse_layer_idx\": true/",
           "\"scale_attn_by_inverse_layer_idx\" is true, which this model has not" },
         { "hf_llama", "s/\"llama3\"/\"yarn\"/", "\"rope_parameters\" is of the kind 'yarn': llama3 is known, or none" },
         { "hf_llama", "s/\"high_freq_factor\": 4.0/\"high_freq_factor\": 8.0/", "only 1, 4 and 8192 are known" },
         { "hf_llama", "s/\"head_dim\": 6/\"head_dim\": 8/", "\"head_dim\" is not hidden_size / num_attention_heads" },
         { "hf_llama", "s/\"attention_bias\": false/\"attention_bias\": true/", "\"attention_bias\" is true, which this model has not" },
-        { "hf_llama", "s/\"tie_word_embeddings\": false/\"tie_word_embeddings\": true/", "'lm_head.weight' is not the table of the tokens" },
+        { "hf_llama", "s/\"tie_word_embeddings\": false/\"tie_word_embeddings\": true/",
+          "'lm_head.weight' is not the table of the tokens" },
         { "hf_llama", "s/\"num_key_value_heads\": 2/\"num_key_value_heads\": 3/", "--heads 4 cannot share --kv-heads 3 evenly" },
         { "hf_llama", "$d", "in/config.json" },
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        ck_assert_sh(0, "rm -rf in out && cp -r $HF/%s in && chmod -R u+w in && sed -i '%s' in/config.json && ! cmp -s in/config.json $HF/%s/config.json",
+        ck_assert_sh(0, "rm -rf in out && cp -r $HF/%s in && chmod -R u+w in && sed -i '%s' in/config.json && "
+                        "! cmp -s in/config.json $HF/%s/config.json",
                      bad[i].name, bad[i].sed, bad[i].name);
         int status = sh("$GPT import --from in --out out; status=$?; test ! -e out && exit $status");
         ck_assert_msg(status == 1 || (status == 2 && !strncmp(bad[i].says, "--", 2)), "%s: status %d: %s", bad[i].sed, status, err_text);
@@ -502,12 +515,15 @@ START_TEST(test_rope_scaling_of_earlier_files_is_read)
 {
     enter();
     ck_assert_sh(0, "rm -rf in out plain && cp -r $HF/hf_llama in && chmod -R u+w in && "
-                    "sed -i 's/rope_parameters/rope_scaling/; /rope_theta/d; s/.*\"rope_type\"/\"type\"/; s/\"use_cache\"/\"rope_theta\": 3.4e8, &/; "
-                    "s/\"original_max_position_embeddings\": 8192,/\"original_max_position_embeddings\": 8192,/' in/config.json && "
+                    "sed -i 's/rope_parameters/rope_scaling/; /rope_theta/d; s/.*\"rope_type\"/\"type\"/; "
+                    "s/\"use_cache\"/\"rope_theta\": 3.4e8, &/' in/config.json && "
                     "$GPT import --from in --out out && $GPT import --from $HF/hf_llama --out plain && "
                     "sed -i 's/\"from\":[^,}]*//' out/config.json plain/config.json && cmp out/config.json plain/config.json");
 }
 END_TEST
+
+/* hf_gpt2's */
+#define SIZES "--layers 2 --heads 3 --width 18 --hidden 40 --context 9 --bias yes --gelu tanh "
 
 START_TEST(test_missing_and_broken_files_are_refused)
 {
@@ -524,10 +540,9 @@ START_TEST(test_missing_and_broken_files_are_refused)
     ck_assert_str_has(err_text, "in/model.safetensors: ");
     ck_assert_sh(1, "cp $HF/hf_gpt2/model.safetensors in/ && rm in/config.json && $GPT import --from in --out out");
     ck_assert_str_has(err_text, "in/config.json: No such file");
-    ck_assert_sh(2, "$GPT import --from in/model.safetensors --out out --layers 2 --heads 3 --width 18 --hidden 40 --context 9 --bias yes --gelu tanh");
+    ck_assert_sh(2, "$GPT import --from in/model.safetensors --out out " SIZES);
     ck_assert_str_has(err_text, "without a config.json beside the file --vocabulary is needed");
-    ck_assert_sh(0, "test ! -e out && $GPT import --from in/model.safetensors --out out --layers 2 --heads 3 --width 18 --hidden 40 --context 9 "
-                    "--bias yes --gelu tanh --vocabulary 23");
+    ck_assert_sh(0, "test ! -e out && $GPT import --from in/model.safetensors --out out " SIZES "--vocabulary 23");
 }
 END_TEST
 
@@ -540,10 +555,12 @@ START_TEST(test_a_run_in_out_stays_as_it_is)
     ck_assert_sh(2, "$GPT import --from $HF/hf_gpt2 --out out");
     ck_assert_str_has(err_text, "out holds a run, which stays as it is: choose another --out");
     ck_assert_sh(0, SUMS " >after && cmp before after");
-    ck_assert_sh(0, "rm out/config.json out/metrics.jsonl out/summary.json && " SUMS " >before"); /* the checkpoint alone is one, too */
+    /* the checkpoint alone is one, too */
+    ck_assert_sh(0, "find out -mindepth 1 -maxdepth 1 ! -name checkpoints -exec rm -rf {} + && " SUMS " >before");
     ck_assert_sh(2, "$GPT import --from $HF/hf_gpt2 --out out");
     ck_assert_sh(0, SUMS " >after && cmp before after");
-    ck_assert_sh(0, "rm -rf out && mkdir out && echo mine >out/notes.txt && $GPT import --from $HF/hf_gpt2 --out out && grep -q mine out/notes.txt");
+    ck_assert_sh(0, "rm -rf out && mkdir out && echo mine >out/notes.txt && $GPT import --from $HF/hf_gpt2 --out out && "
+                    "grep -q mine out/notes.txt");
     ck_assert_sh(1, "rm -rf out && mkdir -p out && echo file >out/checkpoints && $GPT import --from $HF/hf_gpt2 --out out");
     ck_assert_sh(0, "test ! -e out/config.json && grep -q file out/checkpoints");
 }
@@ -553,7 +570,8 @@ END_TEST
 START_TEST(test_a_beginning_lacks_no_parameter)
 {
     enter();
-    ck_assert_sh(0, TEXT "rm -rf run hf out && $GPT train " SMALL "--steps 2 --out run && $GPT export --out run --to hf && $GPT import --from hf --out out && "
+    ck_assert_sh(0, TEXT "rm -rf run hf out && $GPT train " SMALL "--steps 2 --out run && "
+                         "$GPT export --out run --to hf && $GPT import --from hf --out out && "
                          "sed -i 's/\"name\":\"ln_f.weight\"/\"name\":\"ln_f.gone\"/' out/checkpoints/step-0/manifest.json");
     ck_assert_sh(1, "$GPT train --resume --out out --data text.txt --tokenizer characters --batch 24 --steps 2");
     ck_assert_str_has(err_text, "does not hold 'ln_f.weight', which this model has");

@@ -75,8 +75,8 @@ static bool read_number(const config *c, const td_json *object, const char *key,
 {
     const td_json *value = member(object, key);
     *to = value && value->kind == TD_JSON_NUMBER ? value->number : otherwise;
-    if (value && (value->kind != TD_JSON_NUMBER || !(value->number >= 0))) return config_fail(c, "\"%s\" must be a number of at least 0", key);
-    return true;
+    bool fits = !value || (value->kind == TD_JSON_NUMBER && value->number >= 0);
+    return fits || config_fail(c, "\"%s\" must be a number of at least 0", key);
 }
 
 static bool read_truth(const config *c, const char *key, bool otherwise, bool *to)

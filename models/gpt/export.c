@@ -121,5 +121,7 @@ void gpt_export(run_loop *run, void *model)
     char kept[GPT_PATH];
     bool ok = prepare(&t) && write_model(&t) && gpt_config_write(run, &g->size, t.dtype, t.config) &&
               gpt_path(t.td, kept, run_flag_text(run, "out"), "model") && gpt_copy_tokenizer(t.td, kept, t.dir);
-    if (ok) run_say(run, "exported %lld parameters in %s to %s", (long long)td_parameter_elements(t.td), td_dtype_name(t.dtype), t.dir);
+    if (!ok) return;
+    run_say(run, "exported %lld parameters in %s to %s", (long long)td_parameter_elements(t.td), td_dtype_name(t.dtype), t.dir);
+    gpt_report(run, "export", t.dtype);
 }

@@ -82,10 +82,12 @@ static bool open_shards(source *s, const char *path)
 static bool open_folder(source *s)
 {
     char path[GPT_PATH], index[GPT_PATH];
-    if (!gpt_path(s->td, path, s->dir, "model.safetensors") || !gpt_path(s->td, index, s->dir, "model.safetensors.index.json")) return false;
+    if (!gpt_path(s->td, path, s->dir, "model.safetensors")) return false;
+    if (!gpt_path(s->td, index, s->dir, "model.safetensors.index.json")) return false;
     if (is_there(path)) return open_shard(s, NULL, path);
     if (is_there(index)) return open_shards(s, index);
-    td_fail(s->td, TD_ERROR_DATA, "%.400s has neither model.safetensors nor model.safetensors.index.json: no other kind of weights is read", s->dir);
+    td_fail(s->td, TD_ERROR_DATA, "%.400s has neither model.safetensors nor model.safetensors.index.json: no other kind of weights is read",
+            s->dir);
     return false;
 }
 
@@ -166,7 +168,8 @@ static bool check_entry(source *s, const shard *in, const td_safetensors_entry *
     td_shape want = td_state_shape(state);
     if (gpt_is_turned(s->form, td_state_name(state), want)) want = turned(want);
     if (!is_float(e->dtype)) {
-        td_fail(s->td, TD_ERROR_DATA, "%.400s: '%.200s' is %s, not one of f32, f64, bf16 and f16", in->path, e->name, td_dtype_name(e->dtype));
+        td_fail(s->td, TD_ERROR_DATA, "%.400s: '%.200s' is %s, not one of f32, f64, bf16 and f16", in->path, e->name,
+                td_dtype_name(e->dtype));
         return false;
     }
     if (td_shape_equal(e->shape, want)) return true;
@@ -190,8 +193,8 @@ static bool check_parameters(source *s)
         const shard *in = find_parameter(s, name, &e);
         if (!in) {
             bool two = other_key(s->form, name, other);
-            td_fail(s->td, TD_ERROR_DATA, "%.400s holds no '%.200s'%s%s%s", s->map ? s->dir : s->shards[0].path, name, two ? " and no '" : "",
-                    two ? other : "", two ? "', as which it would do" : "");
+            td_fail(s->td, TD_ERROR_DATA, "%.400s holds no '%.200s'%s%s%s", s->map ? s->dir : s->shards[0].path, name,
+                    two ? " and no '" : "", two ? other : "", two ? "', as which it would do" : "");
             return false;
         }
         if (!check_entry(s, in, &e, state)) return false;
@@ -223,8 +226,10 @@ static bool check_copy(source *s, const shard *in, const td_safetensors_entry *h
 {
     td_safetensors_entry table;
     if (!find_parameter(s, s->form == GPT_2 ? "wte.weight" : "model.embed_tokens.weight", &table)) return false;
-    if (td_shape_equal(head->shape, table.shape) && head->dtype == table.dtype && !memcmp(head->data, table.data, (size_t)table.bytes)) return true;
-    td_fail(s->td, TD_ERROR_DATA, "%.400s: 'lm_head.weight' is not the table of the tokens, though \"tie_word_embeddings\" says so", in->path);
+    bool alike = td_shape_equal(head->shape, table.shape) && head->dtype == table.dtype;
+    if (alike && !memcmp(head->data, table.data, (size_t)table.bytes)) return true;
+    td_fail(s->td, TD_ERROR_DATA, "%.400s: 'lm_head.weight' is not the table of the tokens, though \"tie_word_embeddings\" says so",
+            in->path);
     return false;
 }
 
@@ -325,10 +330,12 @@ void gpt_import(run_loop *run, void *model)
 {
     (void)model;
     source s = { .run = run, .td = run_context(run), .shards = calloc(SHARDS, sizeof *s.shards) };
-    const char *out = run_flag_text(run, "out");
     if (!s.shards) td_fail(s.td, TD_ERROR_MEMORY, "out of memory for an import");
     bool ok = s.shards && open_source(&s) && declare(&s) && check_parameters(&s) && check_left_over(&s) && save(&s);
-    if (ok)
-        run_say(run, "imported %lld parameters: sample, eval and train --resume take --out %s", (long long)td_parameter_elements(s.td), out);
+    if (ok) {
+        run_say(run, "imported %lld parameters: sample, eval and train --resume take --out %s", (long long)td_parameter_elements(s.td),
+                run_flag_text(run, "out"));
+        gpt_report(run, "import", td_float(s.td));
+    }
     close_source(&s);
 }

@@ -20,6 +20,9 @@ bool gpt_is_turned(gpt_form form, const char *name, td_shape shape);
 /* to (columns, rows) = from (rows, columns), elements of `size` bytes: 2, 4 or 8. */
 void gpt_turn(void *to, const void *from, int64_t rows, int64_t columns, int64_t size);
 
+/* With --json: what a command came to as an object on stdout; dtype: of the weights written. */
+void gpt_report(run_loop *run, const char *command, td_dtype dtype);
+
 /* Copies a folder's tokenizer.json, or its vocab.json and merges.txt, if it has any, to `dir`, which is made for them. */
 bool gpt_copy_tokenizer(td_context *td, const char *from, const char *dir); /* tokens.c */
 /* The run in --out keeps one. */
