@@ -5,6 +5,7 @@
 
 #include "core/ops/attention.h"
 #include "core/ops/convert.h"
+#include "core/ops/lanes.h"
 #include "core/ops/math.h"
 #include "core/ops/simd.h"
 #include "core/random.h"

@@ -255,6 +255,18 @@ static void NAME(probabilities)(const queries *q, int64_t first, int64_t keys, T
     NAME(hide)(q, first, keys, s, 0);
 }
 
+static T NAME(dot)(const T *a, const T *b, int64_t count)
+{
+    NAME(td_lanes) lanes = { 0 };
+    T rest = 0;
+    int64_t i = 0;
+    for (; i + NAME(TD_LANES) <= count; i += NAME(TD_LANES))
+        lanes += *(const NAME(td_lanes) *)(a + i) * *(const NAME(td_lanes) *)(b + i);
+    for (; i < count; i++)
+        rest += a[i] * b[i];
+    return NAME(td_lanes_total)(&lanes) + rest;
+}
+
 /* dq of one block of queries, and its part of dk and dv. */
 static void NAME(backward)(const queries *q, char *room)
 {
@@ -275,11 +287,7 @@ static void NAME(backward)(const queries *q, char *room)
     memset(dqt, 0, (size_t)(w->depth * q->width) * sizeof *dqt);
     const T *log_sums = (const T *)w->log_sums->data + (q->sequence * w->heads + q->head) * w->rows + q->first;
     for (int64_t i = 0; i < q->count; i++) {
-        T total = 0;
-        TD_SIMD_SUM(total)
-        for (int64_t c = 0; c < w->values; c++)
-            total += dy.at[i * dy.step + c] * o.at[i * o.step + c];
-        mean[i] = total;
+        mean[i] = NAME(dot)(dy.at + i * dy.step, o.at + i * o.step, w->values);
         log_sum[i] = log_sums[i];
     }
     for (int64_t first = q->begin; first < q->end; first += KEYS) {

@@ -8,21 +8,14 @@
  * taken again. dweight and dbias are summed in chunks of rows that depend on the shape alone, so they are the same
  * whatever the number of threads.
  */
+#include "core/ops/norm.h"
+
+#include "core/cpu.h"
 #include "core/ops/convert.h"
 #include "core/ops/derive.h"
-#include "core/ops/op.h"
 #include "core/ops/shard.h"
-#include "core/ops/simd.h"
 
-#include <math.h>
-
-/* Attributes of all three; bias is norm_gradient's. */
-typedef struct norm {
-    double eps;
-    int32_t centered, bias;
-} norm;
-
-enum { SUMMED = 512, TASK_ELEMENTS = 8 << 10, CHUNK_ROWS = 32, CHUNKS = 64 };
+enum { TASK_ELEMENTS = 8 << 10, CHUNK_ROWS = 32, CHUNKS = 64 };
 
 #define T float
 #define NAME(x) x##_f32
@@ -34,6 +27,10 @@ enum { SUMMED = 512, TASK_ELEMENTS = 8 << 10, CHUNK_ROWS = 32, CHUNKS = 64 };
 #include "core/ops/norm_rows.h"
 #undef T
 #undef NAME
+
+static const td_norm_kernels plain = { forward_f32, backward_f32 };
+
+static const td_norm_kernels *kernels_f32(void) { return td_cpu_has_avx512() ? &td_norm_avx512 : &plain; }
 
 /* ---- Shapes and rules ------------------------------------------------------------------------------------- */
 
@@ -122,6 +119,7 @@ enum { ROOMS = 3 }; /* x, dy, dx */
 
 typedef struct norm_work {
     const td_kernel *k;
+    const td_norm_kernels *f32;
     int64_t rows, columns, parts;
     int64_t chunk_rows, chunks;               /* of norm_gradient */
     char *sums;                               /* (chunks, 2, D) of the wide dtype */
@@ -130,7 +128,7 @@ typedef struct norm_work {
 
 static norm_work work_of(const td_kernel *k)
 {
-    norm_work w = { .k = k, .columns = td_arg_last(&k->in[0]) };
+    norm_work w = { .k = k, .f32 = kernels_f32(), .columns = td_arg_last(&k->in[0]) };
     td_shape shape = k->in[0].shape;
     w.rows = td_shape_product(shape, 0, (int)shape.rank - 1);
     w.chunk_rows = (w.rows + CHUNKS - 1) / CHUNKS;
@@ -175,7 +173,7 @@ static void forward_part(void *user, int64_t part, int64_t end)
         if (in[0].dtype == TD_F64)
             forward_f64(attr, x, in[1].data, bias, y, w->columns);
         else
-            forward_f32(attr, td_view_f32(in[0].dtype, x, w->columns, room_of(w, part, 0)), in[1].data, bias, y,
+            w->f32->forward(attr, td_view_f32(in[0].dtype, x, w->columns, room_of(w, part, 0)), in[1].data, bias, y,
                         w->columns);
     }
 }
@@ -321,7 +319,7 @@ static void backward_row(const norm_work *w, int64_t part, int64_t chunk, int64_
     bool narrow = x->dtype != TD_F32;
     float *to = narrow ? room_of(w, part, 1) : td_arg_at(dx, at);
     const float *from = td_view_f32(x->dtype, td_arg_at(x, at), w->columns, narrow ? room_of(w, part, 0) : NULL);
-    backward_f32(k->attr, from, k->in[1].data, td_arg_at(&k->in[2], at), to, sums, sums + w->columns, w->columns);
+    w->f32->backward(k->attr, from, k->in[1].data, td_arg_at(&k->in[2], at), to, sums, sums + w->columns, w->columns);
     if (narrow)
         td_store_f32(td_arg_at(dx, at), dx->dtype, to, w->columns);
 }

@@ -1,4 +1,4 @@
-/* One row of a norm in the type T; norm.c includes this for float and for double. NAME(x) names it for T.
+/* One row of a norm in the type T; norm.c includes this for float and for double, norm_avx512.c for float. NAME(x) names it for T.
  *
  *     c = x - mean (layer norm) or x (RMS norm),  r = 1 / sqrt(mean c^2 + eps),  y = c r weight (+ bias)
  *
@@ -9,12 +9,14 @@ static double NAME(sum)(const T *x, int64_t count)
 {
     double total = 0;
     for (int64_t done = 0; done < count; done += SUMMED) {
-        int64_t n = td_smaller(SUMMED, count - done);
-        T part = 0;
-        TD_SIMD_SUM(part)
-        for (int64_t i = 0; i < n; i++)
-            part += x[done + i];
-        total += (double)part;
+        int64_t end = td_smaller(done + SUMMED, count), i = done;
+        NAME(td_lanes) lanes = { 0 };
+        T rest = 0;
+        for (; i + NAME(TD_LANES) <= end; i += NAME(TD_LANES))
+            lanes += *(const NAME(td_lanes) *)(x + i);
+        for (; i < end; i++)
+            rest += x[i];
+        total += (double)(NAME(td_lanes_total)(&lanes) + rest);
     }
     return total;
 }
@@ -23,12 +25,16 @@ static double NAME(squares)(const T *x, int64_t count, T mean)
 {
     double total = 0;
     for (int64_t done = 0; done < count; done += SUMMED) {
-        int64_t n = td_smaller(SUMMED, count - done);
-        T part = 0;
-        TD_SIMD_SUM(part)
-        for (int64_t i = 0; i < n; i++)
-            part += (x[done + i] - mean) * (x[done + i] - mean);
-        total += (double)part;
+        int64_t end = td_smaller(done + SUMMED, count), i = done;
+        NAME(td_lanes) lanes = { 0 };
+        T rest = 0;
+        for (; i + NAME(TD_LANES) <= end; i += NAME(TD_LANES)) {
+            NAME(td_lanes) c = *(const NAME(td_lanes) *)(x + i) - mean;
+            lanes += c * c;
+        }
+        for (; i < end; i++)
+            rest += (x[i] - mean) * (x[i] - mean);
+        total += (double)(NAME(td_lanes_total)(&lanes) + rest);
     }
     return total;
 }
@@ -63,18 +69,26 @@ static void NAME(backward)(const norm *a, const T *x, const T *weight, const T *
     NAME(moments)(x, count, a, &mean, &scale);
     double slope = 0, along = 0; /* sums of g, of g n */
     for (int64_t done = 0; done < count; done += SUMMED) {
-        int64_t end = td_smaller(done + SUMMED, count);
-        T g_part = 0, gn_part = 0;
-        TD_SIMD_SUMS(g_part, gn_part)
-        for (int64_t i = done; i < end; i++) {
+        int64_t end = td_smaller(done + SUMMED, count), i = done;
+        NAME(td_lanes) g_lanes = { 0 }, gn_lanes = { 0 };
+        T g_rest = 0, gn_rest = 0;
+        for (; i + NAME(TD_LANES) <= end; i += NAME(TD_LANES)) {
+            NAME(td_lanes) n = (*(const NAME(td_lanes) *)(x + i) - mean) * scale, d = *(const NAME(td_lanes) *)(dy + i);
+            NAME(td_lanes) g = d * *(const NAME(td_lanes) *)(weight + i);
+            g_lanes += g;
+            gn_lanes += g * n;
+            *(NAME(td_lanes) *)(dweight + i) += d * n;
+            *(NAME(td_lanes) *)(dbias + i) += d;
+        }
+        for (; i < end; i++) {
             T n = (x[i] - mean) * scale, g = dy[i] * weight[i];
-            g_part += g;
-            gn_part += g * n;
+            g_rest += g;
+            gn_rest += g * n;
             dweight[i] += dy[i] * n;
             dbias[i] += dy[i];
         }
-        slope += (double)g_part;
-        along += (double)gn_part;
+        slope += (double)(NAME(td_lanes_total)(&g_lanes) + g_rest);
+        along += (double)(NAME(td_lanes_total)(&gn_lanes) + gn_rest);
     }
     T g_mean = a->centered ? (T)(slope / (double)count) : 0, gn_mean = (T)(along / (double)count);
     TD_SIMD

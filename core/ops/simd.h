@@ -9,13 +9,11 @@
 #ifdef _OPENMP
 #define TD_SIMD _Pragma("omp simd")
 #define TD_SIMD_SUM(total) TD_SIMD_TEXT(omp simd reduction(+ : total))
-#define TD_SIMD_SUMS(a, b) TD_SIMD_TEXT(omp simd reduction(+ : a, b))
 #define TD_SIMD_OR(bits) TD_SIMD_TEXT(omp simd reduction(| : bits))
 #define TD_SIMD_TEXT(text) _Pragma(#text)
 #else
 #define TD_SIMD
 #define TD_SIMD_SUM(total)
-#define TD_SIMD_SUMS(a, b)
 #define TD_SIMD_OR(bits)
 #endif
 

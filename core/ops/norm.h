@@ -1,0 +1,27 @@
+/* What the norms' descriptors (norm.c) and the kernels of their rows (norm_rows.h) share. */
+#ifndef TANDEM_CORE_OPS_NORM_H
+#define TANDEM_CORE_OPS_NORM_H
+
+#include "core/ops/lanes.h"
+#include "core/ops/op.h"
+#include "core/ops/simd.h"
+
+#include <math.h>
+
+/* Attributes of layer_norm, rms_norm and norm_gradient; bias is norm_gradient's. */
+typedef struct norm {
+    double eps;
+    int32_t centered, bias;
+} norm;
+
+enum { SUMMED = 512 };                        /* elements summed before they are added to the rest */
+
+/* One row of f32, as norm_rows.h has them. */
+typedef struct td_norm_kernels {
+    void (*forward)(const norm *a, const float *x, const float *weight, const float *bias, float *y, int64_t count);
+    void (*backward)(const norm *a, const float *x, const float *weight, const float *dy, float *dx, float *dweight, float *dbias,
+                     int64_t count);
+} td_norm_kernels;
+extern const td_norm_kernels td_norm_avx512;
+
+#endif
