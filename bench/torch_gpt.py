@@ -3,8 +3,8 @@
 
     ENV/bin/python3 bench/torch_gpt.py [--size small|10m] [--batch N] [--threads 1,2] [--dtypes f32,bf16] [--modes eager,compile]
 
-A step is forward, loss, backward, clipping at norm 1 and update as a user of PyTorch writes them: GPT in nanoGPT's form (no biases, erf GELU,
-learned positions, tied head, F.scaled_dot_product_attention), 65 characters, fused AdamW with decay on matrices only, random data that is
+A step is forward, loss, backward, clipping at norm 1 and update as a user of PyTorch writes them: GPT in nanoGPT's form (no biases, erf
+GELU, learned positions, tied head, F.scaled_dot_product_attention), 65 characters, fused AdamW with decay on matrices only, random data that is
 already there. small: 4 layers, 4 heads, width 128, context 64, batch 12, no dropout. 10m: 6 layers, 6 heads, width 384, context 256, dropout
 0.2, batch 4. bf16 is autocast: f32 parameters, products in bf16. Each configuration runs in a process of its own, so that the number of threads
 is set before anything starts them; nothing else should run meanwhile. One JSON object a line: the median of the steps after a warm-up, in ms.

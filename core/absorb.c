@@ -145,8 +145,8 @@ static rewriting rewriting_of(const absorption *a, uint32_t index)
 static td_id emit_attention(absorption *a, const rewriting *r, const td_value *outputs, int count)
 {
     td_id after = r->n.after == TD_NONE ? TD_NONE : a->map[r->n.after];
-    return td_emit(a->out, &(td_emission){ .op = r->n.op, .like = &r->n, .inputs = r->inputs, .input_count = (int)r->n.inputs, .attr = &r->attr,
-                                           .attr_bytes = sizeof r->attr, .outputs = outputs, .output_count = count, .after = after });
+    return td_emit(a->out, &(td_emission){ .op = r->n.op, .like = &r->n, .inputs = r->inputs, .input_count = (int)r->n.inputs,
+                                           .attr = &r->attr, .attr_bytes = sizeof r->attr, .outputs = outputs, .output_count = count, .after = after });
 }
 
 static bool take_forward(absorption *a, uint32_t index)
@@ -179,7 +179,8 @@ static way way_to_join(const absorption *a, td_id gradient)
         if (reader == TD_NONE || reader == MANY) break;
         const td_node *n = &a->in->nodes[reader];
         bool joins = n->op == &td_op_concat && turned && flat;
-        bool passes = (n->op == &td_op_cast && !turned) || (turns_heads(a->in, n) && !turned) || (n->op == &td_op_reshape && turned && !flat);
+        bool turns = n->op == &td_op_cast || turns_heads(a->in, n), flattens = n->op == &td_op_reshape;
+        bool passes = turned ? flattens && !flat : turns;
         if (!passes && !joins) break;
         w.node[w.count++] = reader;
         if (joins) return w;
@@ -223,6 +224,11 @@ static bool take_packed_gradient(absorption *a, rewriting *r, bool *taken)
     return a->in->td->error == TD_OK;
 }
 
+static bool is_whole(const absorption *a, row_source rows, int64_t columns)
+{
+    return rows.id != TD_NONE && rows.at == 0 && a->out->values[rows.id].shape.dim[2] == columns;
+}
+
 static bool take_gradient(absorption *a, uint32_t index)
 {
     enum { O = 3, DO = 5 };
@@ -230,7 +236,7 @@ static bool take_gradient(absorption *a, uint32_t index)
     if (!r.attr.rows || !sequences_only(a->in, r.n.output)) return td_copy_node(a->out, a->in, index, a->map);
     row_source o = rows_of(a->out, r.inputs[O]), dy = rows_of(a->out, r.inputs[DO]);
     int64_t columns = r.attr.heads * r.attr.values;
-    if (o.id != TD_NONE && dy.id != TD_NONE && a->out->values[o.id].shape.dim[2] == columns && a->out->values[dy.id].shape.dim[2] == columns) {
+    if (is_whole(a, o, columns) && is_whole(a, dy, columns)) {
         r.inputs[O] = o.id;
         r.inputs[DO] = dy.id;
         r.attr.rows |= TD_ATTENTION_O;

@@ -42,8 +42,8 @@ static void keep_program(void *user, td_level level, const char *text)
 static void train(const form *f, const char *passes, outcome *o)
 {
     *o = (outcome){ .calls = 0 };
-    td_context *td = td_open(&(td_options){ .dtype = f->dtype, .seed = 7, .threads = 2, .poison = true, .passes = passes, .print = "simplify,fuse",
-                                            .log = keep_program, .log_user = o });
+    td_context *td = td_open(&(td_options){ .dtype = f->dtype, .seed = 7, .threads = 2, .poison = true, .passes = passes,
+                                            .print = "simplify,fuse", .log = keep_program, .log_user = o });
     nn_attention_options options = { .kv_heads = f->kv_heads, .packed = f->packed, .dropout = f->dropout,
                                      .rotary = f->rotates ? &(td_rotary_options){ .theta = 10000 } : NULL };
     nn_attention layer = nn_attention_make_with(td_root(td), "attn", f->width, f->heads, &options);
@@ -86,7 +86,8 @@ START_TEST(test_no_copy_is_left_around_packed_attention)
 {
     train(&forms[0], NULL, &with);
     ck_assert_msg(strstr(with.program, "rows q k v o packed"), "%s", with.program);
-    ck_assert_msg(!strstr(with.program, "transpose") && !strstr(with.program, "slice") && !strstr(with.program, "concat"), "%s", with.program);
+    ck_assert_msg(!strstr(with.program, "transpose") && !strstr(with.program, "slice") && !strstr(with.program, "concat"), "%s",
+                  with.program);
     train(&forms[0], "-fuse", &without);
     ck_assert_msg(strstr(without.program, "transpose") && strstr(without.program, "slice") && strstr(without.program, "concat"), "%s",
                   without.program);

@@ -133,6 +133,10 @@ static td_cost attention_cost(const td_kernel *k)
                                                 keys.dim[attr->rows & TD_ATTENTION_K ? 1 : 2]);
     td_cost cost = td_cost_of(k, 0);
     cost.flops = 2 * pairs * (k->op == &td_op_attention ? depth + values : 3 * depth + 2 * values);
+    const int64_t columns[3] = { heads * depth, attr->shared * depth, attr->shared * values };
+    for (int i = 0; i < 3; i++) /* of rows that hold more, its own columns are read */
+        if (attr->rows & TD_ATTENTION_Q << i)
+            cost.bytes -= td_shape_product(k->in[i].shape, 0, 2) * (td_arg_last(&k->in[i]) - columns[i]) * td_dtype_size(k->in[i].dtype);
     return cost;
 }
 

@@ -58,8 +58,8 @@ static attention attention_of(const td_kernel *k)
     const td_attention_attr *attr = k->attr;
     bool forward = k->op == &td_op_attention;
     const td_arg *q = &k->in[0], *keys = &k->in[1], *v = &k->in[2], *extra = &k->in[forward ? 3 : 6];
-    attention w = { .k = k, .attr = attr, .kernels = kernels_of(q->dtype), .batch = q->shape.dim[0], .heads = attr->heads, .depth = attr->depth,
-                    .shared = attr->shared, .values = attr->values };
+    attention w = { .k = k, .attr = attr, .kernels = kernels_of(q->dtype), .batch = q->shape.dim[0], .heads = attr->heads,
+                    .depth = attr->depth, .shared = attr->shared, .values = attr->values };
     if (!attr->rows) {
         w.heads = q->shape.dim[1], w.depth = q->shape.dim[3];
         w.shared = keys->shape.dim[1], w.values = v->shape.dim[3];
@@ -128,13 +128,16 @@ static queries queries_of(const attention *w, int64_t sequence, int64_t head, in
     return q;
 }
 
-/* Part `part` takes every parts-th task: blocks late in a causal sequence have more to do. */
+/* Part `part` takes one task of each round of `parts`, from the front and from the back by turns: blocks late in a causal sequence
+ * have more to do. */
 static void forward_part(void *user, int64_t part, int64_t end)
 {
     (void)end; /* one part a call */
     const attention *w = user;
-    for (int64_t task = part; task < w->tasks; task += w->parts) {
-        int64_t head = task / w->blocks;
+    for (int64_t round = 0; round * w->parts < w->tasks; round++) {
+        int64_t task = round * w->parts + (round % 2 ? w->parts - 1 - part : part), head = task / w->blocks;
+        if (task >= w->tasks)
+            continue;
         queries q = queries_of(w, head / w->heads, head % w->heads, task % w->blocks);
         w->kernels->forward(&q, w->rooms + part * w->room);
     }
