@@ -140,8 +140,9 @@ td_tensor nn_attention_apply_at(const nn_attention *a, td_tensor x, const nn_seq
     }
     td_tensor y = td_attention_at(t.q, t.k, t.v, &options, here);
     if (s->cache) y = td_cast_at(y, td_dtype_at(x), here);
-    td_leave(a->at);
     y = td_transpose_at(y, 1, 2, here);
     y = td_reshape_at(y, TD_SHAPE(shape.dim[0], shape.dim[1], a->heads * a->head_width), here);
-    return nn_linear_apply_at(&a->out, y, here);
+    y = nn_linear_apply_at(&a->out, y, here);
+    td_leave(a->at);
+    return y;
 }

@@ -19,7 +19,7 @@ nn_block nn_block_make_at(td_module parent, const char *name, int64_t width, int
     const nn_block_options *o = options ? options : &defaults;
     const char *const *names = o->names ? o->names : standard;
     td_module at = td_child(parent, name);
-    nn_block b = { .post_norm = o->post_norm };
+    nn_block b = { .at = at, .post_norm = o->post_norm };
     b.norm_1 = norm(at, names[0], width, o, here);
     b.attention = nn_attention_make_at(at, names[1], width, heads, &o->attention, here);
     b.drop_1 = nn_dropout_make_at(b.attention.at, "dropout", o->dropout, here);
@@ -31,6 +31,7 @@ nn_block nn_block_make_at(td_module parent, const char *name, int64_t width, int
 
 td_tensor nn_block_apply_at(const nn_block *b, td_tensor x, const nn_sequence *sequence, td_here here)
 {
+    td_enter(b->at);
     td_tensor y = b->post_norm ? x : nn_norm_apply_at(&b->norm_1, x, here);
     y = nn_attention_apply_at(&b->attention, y, sequence, here);
     y = nn_dropout_apply_at(&b->drop_1, y, here);
@@ -40,5 +41,7 @@ td_tensor nn_block_apply_at(const nn_block *b, td_tensor x, const nn_sequence *s
     y = nn_mlp_apply_at(&b->mlp, y, here);
     y = nn_dropout_apply_at(&b->drop_2, y, here);
     x = td_add_at(x, y, here);
-    return b->post_norm ? nn_norm_apply_at(&b->norm_2, x, here) : x;
+    if (b->post_norm) x = nn_norm_apply_at(&b->norm_2, x, here);
+    td_leave(b->at);
+    return x;
 }

@@ -11,7 +11,7 @@ nn_mlp nn_mlp_make_at(td_module parent, const char *name, int64_t width, int64_t
     const nn_mlp_options *o = options ? options : &defaults;
     const char *const *names = o->names ? o->names : standard;
     td_module at = td_child(parent, name);
-    nn_mlp m = { .activation = o->activation, .gated = o->gated };
+    nn_mlp m = { .at = at, .activation = o->activation, .gated = o->gated };
     if (o->gated) m.gate = nn_linear_make_at(at, names[2], width, hidden, &o->in, here);
     m.in = nn_linear_make_at(at, names[0], width, hidden, &o->in, here);
     m.out = nn_linear_make_at(at, names[1], hidden, width, &o->out, here);
@@ -42,11 +42,14 @@ static td_tensor gated(const nn_mlp *m, td_tensor x, td_here here)
 td_tensor nn_mlp_apply_at(const nn_mlp *m, td_tensor x, td_here here)
 {
     td_tensor h;
+    td_enter(m->at);
     if (m->gated) {
         h = gated(m, x, here);
     } else {
         h = nn_linear_apply_at(&m->in, x, here);
         h = activate(m->activation, h, here);
     }
-    return nn_linear_apply_at(&m->out, h, here);
+    h = nn_linear_apply_at(&m->out, h, here);
+    td_leave(m->at);
+    return h;
 }

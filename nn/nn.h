@@ -139,6 +139,7 @@ TD_API td_tensor nn_norm_apply_at(const nn_norm *layer, td_tensor x, td_here her
 typedef enum nn_activation { NN_GELU, NN_GELU_TANH, NN_RELU, NN_SILU } nn_activation;
 
 typedef struct nn_mlp {
+    td_module at;
     nn_linear in, gate, out;     /* gate where gated */
     nn_activation activation;
     bool gated;
@@ -213,6 +214,7 @@ TD_API nn_cache nn_cache_make(const nn_attention *layer, const char *name, int64
 /* ---- block: attention, then mlp, each added to the residual x (B, T, width) ---------------------------------- */
 
 typedef struct nn_block {
+    td_module at;
     nn_norm norm_1, norm_2;
     nn_attention attention;
     nn_mlp mlp;
