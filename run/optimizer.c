@@ -1,27 +1,51 @@
 /* Optimizers and schedules as flags describe them. */
+#include <stdio.h>
 #include <string.h>
 
+#include <tandem/nn.h>
+
 #include "run/loop.h"
+
+/* Each pattern of --freeze. */
+static bool freeze(run_loop *run, td_module root)
+{
+    char pattern[256];
+    for (const char *at = run_flag_text(run, "freeze"); at && *at;) {
+        size_t length = strcspn(at, ",");
+        if (length >= sizeof pattern) run_fail_usage(run, "--freeze: a pattern of %zu characters is too long", length);
+        if (run_failed(run)) return false;
+        snprintf(pattern, sizeof pattern, "%.*s", (int)length, at);
+        nn_freeze(root, pattern);
+        at += length + (at[length] == ',');
+    }
+    return !run_failed(run);
+}
 
 opt_optimizer *run_optimizer(run_loop *run, td_module root)
 {
     if (!run || run_failed(run) || run->opt) return run ? run->opt : NULL;
     const char *kind = run_flag_text(run, "optimizer");
     double decay = run_flag_number(run, "decay"), clip = run_flag_number(run, "clip");
-    if (kind && strcmp(kind, "sgd")) run_check_effect(run, "momentum", "optimizer", "sgd");
+    if (!kind) kind = "adamw";
+    if (strcmp(kind, "sgd")) run_check_effect(run, "momentum", "optimizer", "sgd");
+    if (!freeze(run, root)) return NULL;
     bool track = run->flags.command == RUN_TRAIN; /* for metrics.jsonl */
     opt_group matrices = { .min_rank = (int)run_flag_whole(run, "decay-dims"), .decay = decay }; /* only these decay */
     int groups = matrices.min_rank > 0;
     if (groups) decay = 0;
     opt_adam_options adam = { .beta2 = run_flag_number(run, "beta2"), .decay = decay, .max_norm = clip, .track_norm = track,
                               .groups = &matrices, .group_count = groups };
-    if (kind && !strcmp(kind, "sgd"))
+    if (!strcmp(kind, "sgd"))
         run->opt = opt_sgd(root, &(opt_sgd_options){ .momentum = run_flag_number(run, "momentum"), .decay = decay, .max_norm = clip,
                                                      .track_norm = track, .groups = &matrices, .group_count = groups });
-    else if (kind && !strcmp(kind, "adam"))
-        run->opt = opt_adam(root, &adam);
+    else if (!strcmp(kind, "adagrad"))
+        run->opt = opt_adagrad(root, &(opt_adagrad_options){ .decay = decay, .max_norm = clip, .track_norm = track, .groups = &matrices,
+                                                             .group_count = groups });
+    else if (!strcmp(kind, "lion"))
+        run->opt = opt_lion(root, &(opt_lion_options){ .beta2 = run_flag_number(run, "beta2"), .decay = decay, .max_norm = clip,
+                                                       .track_norm = track, .groups = &matrices, .group_count = groups });
     else
-        run->opt = opt_adamw(root, &adam);
+        run->opt = !strcmp(kind, "adam") ? opt_adam(root, &adam) : opt_adamw(root, &adam);
     return run->opt;
 }
 

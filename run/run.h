@@ -124,12 +124,14 @@ TD_API void run_evaluate_on(run_loop *run, data_set *set, run_measure measure, v
 
 /* For a model's table of flags. `standard` is the default of --optimizer. */
 #define RUN_OPTIMIZER_FLAGS(standard_optimizer)                                                                        \
-    { .name = "optimizer", .kind = RUN_CHOICE, .choices = "sgd|adam|adamw", .standard = (standard_optimizer),          \
+    { .name = "optimizer", .kind = RUN_CHOICE, .choices = "sgd|adam|adamw|adagrad|lion",                                \
+      .standard = (standard_optimizer),                                                                                \
       .help = "rule of the update" },                                                                                  \
     { .name = "decay", .kind = RUN_AMOUNT, .standard = "0.01", .help = "weight decay" },                               \
     { .name = "momentum", .kind = RUN_FRACTION, .standard = "0.9", .help = "of sgd" },                                 \
-    { .name = "clip", .kind = RUN_AMOUNT, .standard = "0", .help = "largest norm of the gradient; 0: any" }
-/* The optimizer that those flags describe, for what trains under `root`; the run's, and the same at each call. NULL
+    { .name = "clip", .kind = RUN_AMOUNT, .standard = "0", .help = "largest norm of the gradient; 0: any" },           \
+    { .name = "freeze", .kind = RUN_TEXT, .help = "patterns of parameters' names that stay as they are: wte.*,h.0.*" }
+/* The optimizer that those flags describe, for what trains under `root` once --freeze is done; the run's, and the same at each call. NULL
  * after an error. */
 TD_API opt_optimizer *run_optimizer(run_loop *run, td_module root);
 

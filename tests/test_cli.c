@@ -149,6 +149,8 @@ static double summary_number(const char *path, const char *group, const char *na
 START_TEST(test_training_leaves_its_files)
 {
     enter();
+    ck_assert_sh(0, SMALL "--steps 3 --optimizer adagrad");
+    ck_assert_sh(0, SMALL "--steps 3 --optimizer lion --freeze 'net.0.*,net.3.bias'");
     ck_assert_sh(0, "rm -rf a; " SMALL "--epochs 10 --optimizer adam --lr 0.01 --out a");
     ck_assert(summary_number("a/summary.json", "eval", "accuracy") > 0.9);
     ck_assert(summary_number("a/summary.json", NULL, "final_loss") <
@@ -554,6 +556,7 @@ START_TEST(test_wrong_usage_is_one_line_and_status_2)
         { 2, "$MLP train --task regress --data $DATA", "--data has no effect with --task regress" },
         { 2, "$MLP train --task regress --scale 2", "--scale has no effect with --task regress" },
         { 2, "$MLP train --data $DATA --momentum 0.5", "--momentum has no effect here: it is for --optimizer sgd" },
+        { 2, "$MLP train --data $DATA --freeze 'nothing.*'", "'nothing.*' fits no parameter" },
         { 2, "$MLP train --data $DATA --schedule constant --final-lr 1", "--final-lr has no effect here" },
         { 2, "$MLP train --data $DATA --steps 5 --warmup 6", "--warmup 6 is more than the 5 updates" },
         { 2, "$MLP train --data $DATA --batch 10 --accumulate 3", "1 rank x 3 micro-batches: 9" },
