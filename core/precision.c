@@ -27,7 +27,9 @@ static td_id in_dtype(precision *p, td_id v, td_dtype to, const td_node *reader)
     td_dtype have = (td_dtype)p->out->values[now].dtype;
     if (have == to || (have != TD_F32 && have != TD_BF16)) return now;
     td_id *memo = to == TD_BF16 ? &p->narrow[v] : &p->wide[v];
-    if (*memo == TD_NONE) *memo = td_handle_id(td_cast_at(td_handle(p->out, now), to, here_of(reader)));
+    if (*memo != TD_NONE) return *memo;
+    *memo = td_handle_id(td_cast_at(td_handle(p->out, now), to, here_of(reader)));
+    if (*memo != TD_NONE) p->out->nodes[p->out->values[*memo].node].scope = reader->scope; /* computed again where its reader is */
     return *memo;
 }
 

@@ -103,6 +103,15 @@ START_TEST(test_less_memory_and_the_same_bits)
 }
 END_TEST
 
+/* What is narrowed for a product of the scope is narrowed again: no bf16 copy of the block's inputs and weights is kept. */
+START_TEST(test_less_memory_and_the_same_bits_in_bf16)
+{
+    if (!has_bf16_products()) SKIP("this processor has no bf16 matrix products");
+    compare(1, "single", TD_BF16);
+    compare(2, "fsdp", TD_BF16);
+}
+END_TEST
+
 START_TEST(test_the_same_under_strategies)
 {
     compare(2, "ddp", TD_F64);
@@ -119,4 +128,4 @@ START_TEST(test_an_end_without_a_beginning_is_refused)
 }
 END_TEST
 
-TESTS("recompute", test_less_memory_and_the_same_bits, test_the_same_under_strategies, test_an_end_without_a_beginning_is_refused)
+TESTS("recompute", test_less_memory_and_the_same_bits, test_less_memory_and_the_same_bits_in_bf16, test_the_same_under_strategies, test_an_end_without_a_beginning_is_refused)
