@@ -173,6 +173,7 @@ TD_API void td_leave(td_module m);
  * TD_BF16 context, or TD_BF16 in a TD_F32 context; parameters stay f32. The innermost module that is set decides. Holds for the whole of
  * the step being recorded and those after it. Errors: another dtype; a TD_F64 context, which computes in f64 throughout. */
 TD_API void td_set_dtype(td_module m, td_dtype dtype);
+TD_API td_dtype td_get_dtype(td_module m);                /* what they compute in by now; without any set the context's dtype */
 
 /* How a state starts. Random ones are keyed by (seed, name, element index): the same on any world size. */
 typedef struct td_init {

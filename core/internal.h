@@ -154,8 +154,6 @@ uint64_t td_hash_text(const char *text);
 /* "(h.3.attn) (model.c:41)": where node n was recorded. Valid until the next call. */
 const char *td_location(td_context *td, uint32_t module, const char *file, int line);
 const char *td_module_path(const td_context *td, uint32_t module);
-/* What products recorded there compute in. */
-td_dtype td_product_dtype(const td_context *td, uint32_t module);
 /* "(3, 4)" into `to`; returns it. */
 enum { TD_SHAPE_TEXT = 160 };
 char *td_shape_text(td_shape shape, char to[TD_SHAPE_TEXT]);

@@ -81,8 +81,11 @@ void td_set_dtype(td_module m, td_dtype dtype)
         if (td->modules[i].has_dtype) td->dtypes_hash += td_mix(td->modules[i].hash, td->modules[i].dtype + 1);
 }
 
-td_dtype td_product_dtype(const td_context *td, uint32_t module)
+td_dtype td_get_dtype(td_module m)
 {
+    const td_context *td = m.td;
+    if (m.id >= td->module_count) return td->options.dtype;
+    uint32_t module = m.id;
     while (module && !td->modules[module].has_dtype) module = td->modules[module].parent;
     return td->modules[module].has_dtype ? td->modules[module].dtype : td->options.dtype;
 }

@@ -35,7 +35,7 @@ static td_id in_dtype(precision *p, td_id v, td_dtype to, const td_node *reader)
 
 static td_dtype dtype_wanted(const precision *p, const td_node *n)
 {
-    if (n->op->precision == TD_PRODUCT) return td_product_dtype(p->td, n->module);
+    if (n->op->precision == TD_PRODUCT) return td_get_dtype((td_module){ p->td, n->module });
     if (n->op == &td_op_gradient) return TD_DTYPES;
     bool as_recorded = n->op == &td_op_output || n->op == &td_op_assign;
     if (as_recorded && p->in->values[p->in->inputs[n->input]].dtype == TD_BF16) return TD_BF16;

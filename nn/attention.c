@@ -6,7 +6,6 @@
  * queries see both.
  */
 #include <tandem/nn.h>
-#include <tandem/rewrite.h>
 
 static bool sizes_fit(td_context *td, const char *name, int64_t width, const nn_attention *a, td_here here)
 {
@@ -58,8 +57,7 @@ nn_attention nn_attention_make_at(td_module parent, const char *name, int64_t wi
 nn_cache nn_cache_make(const nn_attention *a, const char *name, int64_t batch, int64_t length)
 {
     td_module at = td_child(a->at, name);
-    td_context *td = td_module_context(at);
-    td_dtype dtype = td_compute_dtype(td); /* what attention reads: nothing is converted again at each step */
+    td_dtype dtype = td_get_dtype(a->at); /* what attention reads: nothing is converted again at each step */
     td_shape shape = TD_SHAPE(batch, a->kv_heads, length, a->head_width);
     nn_cache c;
     c.keys = td_buffer(at, "keys", dtype, shape, td_init_constant(0));
@@ -125,6 +123,11 @@ td_tensor nn_attention_apply_at(const nn_attention *a, td_tensor x, const nn_seq
     if (shape.rank != 3) {
         td_fail(x.td, TD_ERROR_USAGE, "attention '%s': needs (batch, positions, width), got %lld dimensions (%s:%d)", td_module_name(a->at),
                 (long long)shape.rank, here.file, here.line);
+        return (td_tensor){ .td = x.td, .id = TD_NONE };
+    }
+    if (s->cache && (!s->positions.td || td_failed(s->positions))) {
+        td_fail(x.td, TD_ERROR_USAGE, "attention '%s': a cache needs the positions of x, to know where its keys and values go (%s:%d)",
+                td_module_name(a->at), here.file, here.line);
         return (td_tensor){ .td = x.td, .id = TD_NONE };
     }
     td_enter(a->at);

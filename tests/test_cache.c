@@ -5,6 +5,7 @@
  */
 #include "tests/check.h"
 
+#include <tandem/nn.h>
 #include <tandem/parallel.h>
 
 /* Dead memory is NaN: a cache is not read where it was not written. */
@@ -559,6 +560,33 @@ START_TEST(test_a_cache_of_bf16_under_bf16)
 }
 END_TEST
 
+/* A layer's cache is in the dtype of the layer's products, whatever the context's: keys of an f32 layer are not rounded. */
+START_TEST(test_a_layers_cache_has_the_dtype_of_its_products)
+{
+    td_context *td = open_cpu(TD_BF16);
+    nn_attention as_all = nn_attention_make(td_root(td), "as_all", 8, 2), exact = nn_attention_make(td_root(td), "exact", 8, 2);
+    td_set_dtype(exact.at, TD_F32);
+    ck_assert_int_eq(td_state_dtype(nn_cache_make(&as_all, "cache", 1, 4).keys), TD_BF16);
+    ck_assert_int_eq(td_state_dtype(nn_cache_make(&exact, "cache", 1, 4).keys), TD_F32);
+    ck_assert_int_eq(td_state_dtype(nn_cache_make(&exact, "another", 1, 4).values), TD_F32);
+    td_close(td);
+}
+END_TEST
+
+START_TEST(test_a_cache_without_positions_is_refused)
+{
+    char expected[512];
+    td_context *td = open_cpu(TD_F32);
+    nn_attention a = nn_attention_make(td_root(td), "a", 8, 2);
+    nn_cache cache = nn_cache_make(&a, "cache", 1, 4);
+    td_tensor x = td_fill(td, TD_F32, TD_SHAPE(1, 1, 8), 1);
+    nn_attention_apply_to(&a, x, &(nn_sequence){ .cache = &cache });
+    snprintf(expected, sizeof expected, "attention 'a': a cache needs the positions of x, to know where its keys and values go (%s:%d)", __FILE__, __LINE__ - 1);
+    ck_assert_str_eq(td_error_text(td), expected);
+    td_close(td);
+}
+END_TEST
+
 TESTS("cache", test_what_lies_outside_is_neither_written_nor_read, test_any_dimension_after_the_first_is_sliced,
       test_bytes_and_halves_are_moved_as_they_are, test_nothing_is_written_and_read, test_what_does_not_fit_is_refused,
       test_a_write_costs_its_slice_whatever_the_size_of_the_cache, test_the_old_value_read_later_is_the_old_one,
@@ -567,4 +595,5 @@ TESTS("cache", test_what_lies_outside_is_neither_written_nor_read, test_any_dime
       test_a_value_asked_for_before_the_step_assigns_nothing, test_a_position_that_counts_itself,
       test_eager_writes_once, test_a_conditional_write, test_a_gradient_flows_through_a_cache,
       test_rows_written_by_several_ranks, test_decoding_token_by_token_gives_the_whole_sequence, test_rows_at_different_positions,
-      test_a_prompt_in_parts, test_a_cache_of_bf16, test_a_cache_of_bf16_under_bf16)
+      test_a_prompt_in_parts, test_a_cache_of_bf16, test_a_cache_of_bf16_under_bf16,
+      test_a_layers_cache_has_the_dtype_of_its_products, test_a_cache_without_positions_is_refused)
