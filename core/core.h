@@ -514,7 +514,7 @@ typedef struct td_cross_entropy_options {
     double smoothing;         /* the share of the loss that is the mean over all classes: [0, 1] */
     td_tensor weights;        /* of the rows, td_float; left out: 1 */
 } td_cross_entropy_options;
-#define td_cross_entropy_with(logits, labels, options) td_cross_entropy_with_at((logits), (labels), (options), TD_HERE)
+#define td_cross_entropy_with(logits, labels, ...) td_cross_entropy_with_at((logits), (labels), (__VA_ARGS__), TD_HERE)
 TD_API td_tensor td_cross_entropy_with_at(td_tensor logits, td_tensor labels, const td_cross_entropy_options *options, td_here here);
 /* Means over all elements; weights as for td_mse_weighted, or TD_NO_TENSOR. Operands have one shape and dtype.
  *     td_bce      -t log sigmoid(x) - (1 - t) log(1 - sigmoid(x)) of logits x, without overflow; t in [0, 1]
@@ -566,8 +566,8 @@ typedef struct td_attention_options {
     td_tensor lengths;        /* (B) i32: keys from lengths[b] on are padding; left out: none are */
     td_tensor positions;      /* (B) i32: query i is at positions[b] + i, as beside a cache of keys; left out: S - T + i */
 } td_attention_options;
-/* options may be NULL. */
-#define td_attention(q, k, v, options) td_attention_at((q), (k), (v), (options), TD_HERE)
+/* td_attention(q, k, v, &(td_attention_options){ .causal = true, .window = 8 }); the options may be NULL. */
+#define td_attention(q, k, v, ...) td_attention_at((q), (k), (v), (__VA_ARGS__), TD_HERE)
 TD_API td_tensor td_attention_at(td_tensor q, td_tensor k, td_tensor v, const td_attention_options *options, td_here here);
 
 /* Rotary positions: x (B, H, T, d), d even, each pair of elements j and j + d/2 of row i turned by p theta^(-2j/d). */
@@ -577,8 +577,8 @@ typedef struct td_rotary_options {
     double factor, low, high; /* Llama 3.1's stretched wavelengths: 8, 1, 4 with the context of training; factor 0: none */
     int64_t context;
 } td_rotary_options;
-/* options may be NULL. */
-#define td_rotary(x, options) td_rotary_at((x), (options), TD_HERE)
+/* td_rotary(x, &(td_rotary_options){ .theta = 1e5, .positions = at }); the options may be NULL. */
+#define td_rotary(x, ...) td_rotary_at((x), (__VA_ARGS__), TD_HERE)
 TD_API td_tensor td_rotary_at(td_tensor x, const td_rotary_options *options, td_here here);
 
 /* Running sums along the last dimension: y_j = x_0 + ... + x_j. */
@@ -590,8 +590,9 @@ typedef struct td_top_k_options {
     bool smallest;            /* the smallest, in rising order */
     td_tensor *indices;       /* where they are, (..., k) i32; NULL: not asked for */
 } td_top_k_options;
-#define td_top_k(x, k, options) td_top_k_at((x), (k), (options), TD_HERE)
-#define td_sort(x, options) td_sort_at((x), (options), TD_HERE)
+/* The options may be NULL. */
+#define td_top_k(x, k, ...) td_top_k_at((x), (k), (__VA_ARGS__), TD_HERE)
+#define td_sort(x, ...) td_sort_at((x), (__VA_ARGS__), TD_HERE)
 TD_API td_tensor td_top_k_at(td_tensor x, int64_t k, const td_top_k_options *options, td_here here);
 TD_API td_tensor td_sort_at(td_tensor x, const td_top_k_options *options, td_here here);
 

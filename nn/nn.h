@@ -204,8 +204,9 @@ typedef struct nn_sequence {
 } nn_sequence;
 
 #define nn_attention_apply(layer, x) nn_attention_apply_at((layer), (x), NULL, TD_HERE)
-/* sequence may be NULL. */
-#define nn_attention_apply_to(layer, x, sequence) nn_attention_apply_at((layer), (x), (sequence), TD_HERE)
+/* nn_attention_apply_to(&layer, x, &(nn_sequence){ .positions = at, .cache = &cache }); the sequence may be NULL. Errors: x is not
+ * (B, T, width), a cache without positions. */
+#define nn_attention_apply_to(layer, x, ...) nn_attention_apply_at((layer), (x), (__VA_ARGS__), TD_HERE)
 TD_API td_tensor nn_attention_apply_at(const nn_attention *layer, td_tensor x, const nn_sequence *sequence, td_here here);
 /* States NAME.keys and NAME.values of the layer, of `batch` sequences of at most `length` positions, in the dtype of its products, so
  * that td_set_dtype comes before. What is in them at first is never seen. Positions from `length` on are not kept: the caller ends before.
@@ -241,7 +242,7 @@ typedef struct nn_block_options {
 TD_API nn_block nn_block_make_at(td_module parent, const char *name, int64_t width, int64_t heads, int64_t hidden,
                                  const nn_block_options *options, td_here here);
 #define nn_block_apply(layer, x) nn_block_apply_at((layer), (x), NULL, TD_HERE)
-#define nn_block_apply_to(layer, x, sequence) nn_block_apply_at((layer), (x), (sequence), TD_HERE)
+#define nn_block_apply_to(layer, x, ...) nn_block_apply_at((layer), (x), (__VA_ARGS__), TD_HERE)
 TD_API td_tensor nn_block_apply_at(const nn_block *layer, td_tensor x, const nn_sequence *sequence, td_here here);
 
 #ifdef __cplusplus
