@@ -196,7 +196,8 @@ TD_API td_state td_buffer(td_module at, const char *name, td_dtype dtype, td_sha
 TD_API td_state td_moment(td_state of, const char *name);
 /* The same with one element a row: shape (V) for a parameter (V, ...), a scalar for a scalar. */
 TD_API td_state td_moment_rows(td_state of, const char *name);
-TD_API void td_freeze(td_state s);                        /* no gradient, no update; before the first step */
+/* No gradient, no update. Errors: s is no parameter, has an optimizer or was in a step already. */
+TD_API void td_freeze(td_state s);
 /* The gradient of the table s (V, D) is kept as the rows that a step's ids name: no memory or time of a step depends on V. Nothing but
  * td_embedding may read the table where a loss depends on it, the optimizer must allow it (tandem/optim.h), the table stays whole on
  * every rank, and the step that records its backward records the update too. Errors: s is no such parameter, has an optimizer or was

@@ -127,12 +127,16 @@ td_state td_moment_rows(td_state of, const char *name)
 
 void td_freeze(td_state s)
 {
-    if (s.id == TD_NONE) return;
-    if (s.td->states[s.id].unit != TD_NONE) {
-        td_fail(s.td, TD_ERROR_USAGE, "td_freeze: '%s' has been trained already; freeze before the first step", s.td->states[s.id].name);
-        return;
-    }
-    s.td->states[s.id].frozen = true;
+    if (s.id == TD_NONE || s.td->error != TD_OK) return;
+    td_state_entry *e = &s.td->states[s.id];
+    const char *wrong = e->kind != TD_PARAMETER ? "is no parameter, and does not train anyway"
+                        : e->unit != TD_NONE    ? "was in a step already; freeze before the first step"
+                        : e->together           ? "has an optimizer already; freeze before it is made"
+                                                : NULL;
+    if (wrong)
+        td_fail(s.td, TD_ERROR_USAGE, "td_freeze: '%s' %s", e->name, wrong);
+    else
+        e->frozen = true;
 }
 
 void td_sparse_rows(td_state s)

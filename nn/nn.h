@@ -20,7 +20,7 @@ extern "C" {
 
 /* Freezes (td_freeze) the parameters under a module whose name below it fits the pattern (td_name_matches): of the root
  * "h.*.ln_*.weight", of h.3 "ln_*". Before an optimizer is made and before the first step. How many fit, those frozen already among
- * them; 0 after an error: none fits, which names some that are there; a step has been done. */
+ * them; 0 after an error: none fits, which names some that are there; those of td_freeze. */
 #define nn_freeze(under, pattern) nn_freeze_at((under), (pattern), TD_HERE)
 TD_API int64_t nn_freeze_at(td_module under, const char *pattern, td_here here);
 

@@ -150,11 +150,13 @@ opt_optimizer *opt_make(td_module under, const opt_making *m)
     td_update_allows(m->rule, opt->states, count);
     opt->module = td_child(td_root(td), m->name ? m->name : "optimizer");
     td_init zero = td_init_constant(0);
-    td_update_together(opt->states, count);
     for (int i = 0; i < count; i++)
         for (int k = 0; k < m->rule->moments; k++) td_update_moment(m->rule, opt->states[i], k);
     if (fill_groups(opt, m) && check_sparse(opt, m)) opt->updates = td_buffer(opt->module, "updates", td_float(td), (td_shape){ 0 }, zero);
-    if (td_error(td) == TD_OK) return opt;
+    if (td_error(td) == TD_OK) {
+        td_update_together(opt->states, count); /* last: without an optimizer they may still be frozen */
+        return opt;
+    }
     opt_close(opt);
     return NULL;
 }

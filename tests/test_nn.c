@@ -1,5 +1,6 @@
 /* Layers: names, shapes and initial values of their parameters, what apply computes, errors on the caller's line. */
 #include <tandem/nn.h>
+#include <tandem/optim.h>
 #include <tandem/parallel.h>
 
 #include "tests/check.h"
@@ -264,7 +265,26 @@ START_TEST(test_freezing_comes_before_the_first_step)
     td_keep(nn_linear_apply(&l, td_input(td, "x", TD_F32, TD_SHAPE(1, 4), x)));
     ck_assert(td_step(td));
     ck_assert_int_eq(nn_freeze(td_root(td), "l.weight"), 0);
-    ck_assert_str_eq(td_error_text(td), "td_freeze: 'l.weight' has been trained already; freeze before the first step");
+    ck_assert_str_eq(td_error_text(td), "td_freeze: 'l.weight' was in a step already; freeze before the first step");
+    td_close(td);
+}
+END_TEST
+
+START_TEST(test_what_freezes_has_no_optimizer_and_is_a_parameter)
+{
+    td_context *td = open_cpu(TD_F32);
+    nn_linear l = nn_linear_make(td_root(td), "l", 4, 2);
+    td_freeze(td_buffer(td_root(td), "count", TD_I32, TD_SHAPE(1), td_init_constant(0)));
+    ck_assert_str_eq(td_error_text(td), "td_freeze: 'count' is no parameter, and does not train anyway");
+    td_clear_error(td);
+    opt_group nothing = { .pattern = "nothing" };
+    ck_assert_ptr_null(opt_sgd(td_root(td), &(opt_sgd_options){ .groups = &nothing, .group_count = 1 }));
+    td_clear_error(td);
+    td_freeze(l.bias); /* an optimizer that could not be made has none */
+    ck_assert(!td_state_trains(l.bias));
+    ck_assert_ptr_nonnull(opt_sgd(td_root(td), NULL));
+    ck_assert_int_eq(nn_freeze(td_root(td), "l.weight"), 0);
+    ck_assert_str_eq(td_error_text(td), "td_freeze: 'l.weight' has an optimizer already; freeze before it is made");
     td_close(td);
 }
 END_TEST
@@ -438,7 +458,7 @@ TESTS("nn", test_linear_is_x_times_weight_transposed_plus_bias, test_linear_with
       test_an_error_names_layer_and_line, test_sizes_and_probabilities_that_cannot_be_are_refused,
       test_dropout_zeroes_a_share_and_scales_the_rest, test_dropout_gives_x_itself_in_evaluation,
       test_layers_draw_different_masks, test_parameters_freeze_by_the_pattern_of_their_names,
-      test_a_pattern_that_fits_nothing_is_refused, test_freezing_comes_before_the_first_step,
+      test_a_pattern_that_fits_nothing_is_refused, test_freezing_comes_before_the_first_step, test_what_freezes_has_no_optimizer_and_is_a_parameter,
       test_initial_values_by_fan_have_their_moments, test_a_truncated_normal_ends_at_two_deviations,
       test_a_truncated_normal_is_the_normal_with_its_tails_drawn_again, test_a_truncated_normal_is_the_same_on_any_number_of_ranks,
       test_a_linear_layer_starts_as_asked,
