@@ -14,8 +14,12 @@ static const nn_linear_options defaults;
 static const char *weight_init(const nn_linear_options *o, int64_t in, int64_t out, td_init *init)
 {
     switch (o->init) {
-    case NN_INIT_DEFAULT: *init = o->deviation > 0 ? td_init_normal(o->deviation) : td_init_uniform(1 / sqrt((double)in)); return NULL;
-    case NN_INIT_TRUNCATED_NORMAL: *init = td_init_truncated_normal(o->deviation); return o->deviation > 0 ? NULL : "a truncated normal needs one above 0";
+    case NN_INIT_DEFAULT:
+        *init = o->deviation > 0 ? td_init_normal(o->deviation) : td_init_uniform(1 / sqrt((double)in));
+        return o->deviation >= 0 ? NULL : "must not be negative";
+    case NN_INIT_TRUNCATED_NORMAL:
+        *init = td_init_truncated_normal(o->deviation);
+        return o->deviation > 0 ? NULL : "a truncated normal needs one above 0";
     case NN_INIT_XAVIER_UNIFORM: *init = nn_init_xavier_uniform(in, out); break;
     case NN_INIT_XAVIER_NORMAL: *init = nn_init_xavier_normal(in, out); break;
     case NN_INIT_KAIMING_UNIFORM: *init = nn_init_kaiming_uniform(in, sqrt(2)); break;

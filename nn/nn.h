@@ -66,8 +66,8 @@ typedef struct nn_linear_options {
     nn_init_kind init;           /* how the weight starts instead, with bias 0; only the truncated normal has a deviation */
 } nn_linear_options;
 
-/* Parameters `weight` and `bias` of parent.name, uniform in +-1/sqrt(in). Errors: a size below 1, a name used twice, a deviation
- * beside an init that has none or none beside one that has. */
+/* Parameters `weight` and `bias` of parent.name, uniform in +-1/sqrt(in). Errors: a size below 1, a name used twice, a negative
+ * deviation, one beside an init that has none or none beside one that has. */
 #define nn_linear_make(parent, name, in, out) nn_linear_make_at((parent), (name), (in), (out), NULL, TD_HERE)
 /* nn_linear_make_with(root, "head", 64, 10, &(nn_linear_options){ .no_bias = true }) */
 #define nn_linear_make_with(parent, name, in, out, ...) \
@@ -102,7 +102,7 @@ typedef struct nn_embedding_options {
     bool sparse;                 /* row-sparse gradients, for large tables: td_sparse_rows says what that asks for */
 } nn_embedding_options;
 
-/* An id outside [0, count) gives NaN. Errors: a size below 1, a name used twice. */
+/* An id outside [0, count) gives NaN. Errors: a size below 1, a name used twice, a negative deviation. */
 #define nn_embedding_make(parent, name, count, width) nn_embedding_make_at((parent), (name), (count), (width), NULL, TD_HERE)
 #define nn_embedding_make_with(parent, name, count, width, ...) \
     nn_embedding_make_at((parent), (name), (count), (width), (__VA_ARGS__), TD_HERE)
@@ -125,6 +125,7 @@ typedef struct nn_norm_options {
     bool no_bias;                /* layer_norm without bias; rms_norm has none */
 } nn_norm_options;
 
+/* Parameters `weight`, ones, and `bias`, zeros. Errors: a size below 1, a name used twice, a negative eps. */
 #define nn_layer_norm_make(parent, name, width) nn_layer_norm_make_at((parent), (name), (width), NULL, TD_HERE)
 #define nn_layer_norm_make_with(parent, name, width, ...) nn_layer_norm_make_at((parent), (name), (width), (__VA_ARGS__), TD_HERE)
 TD_API nn_norm nn_layer_norm_make_at(td_module parent, const char *name, int64_t width, const nn_norm_options *options, td_here here);

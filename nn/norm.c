@@ -9,6 +9,10 @@ static nn_norm make(td_module parent, const char *name, int64_t width, const nn_
     td_context *td = td_module_context(parent);
     td_module at = td_child(parent, name);
     nn_norm n = { .at = at, .eps = options && options->eps > 0 ? options->eps : 1e-5, .has_bias = has_bias, .weight = { td, TD_NONE }, .bias = { td, TD_NONE } };
+    if (options && !(options->eps >= 0)) {
+        td_fail(td, TD_ERROR_USAGE, "norm '%s': eps is %g, must not be negative (%s:%d)", name, options->eps, here.file, here.line);
+        return n;
+    }
     if (width < 1) {
         td_fail(td, TD_ERROR_USAGE, "norm '%s': width is %lld, must be at least 1 (%s:%d)", name, (long long)width, here.file, here.line);
         return n;

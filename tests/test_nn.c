@@ -141,6 +141,15 @@ START_TEST(test_sizes_and_probabilities_that_cannot_be_are_refused)
     td_clear_error(td);
     nn_dropout_make(td_root(td), "b", NAN);
     ck_assert_str_has(td_error_text(td), "nn_dropout: 'b': p is nan");
+    td_clear_error(td);
+    nn_linear_make_with(td_root(td), "c", 2, 2, &(nn_linear_options){ .deviation = -1 });
+    ck_assert_str_has(td_error_text(td), "nn_linear: 'c': deviation is -1, must not be negative (");
+    td_clear_error(td);
+    nn_embedding_make_with(td_root(td), "d", 2, 2, &(nn_embedding_options){ .deviation = -1 });
+    ck_assert_str_has(td_error_text(td), "embedding 'd': deviation is -1, must not be negative (");
+    td_clear_error(td);
+    nn_rms_norm_make_with(td_root(td), "e", 2, &(nn_norm_options){ .eps = -1 });
+    ck_assert_str_has(td_error_text(td), "norm 'e': eps is -1, must not be negative (");
     td_close(td);
 }
 END_TEST
