@@ -332,7 +332,7 @@ TD_API void td_profile_end(td_context *td);
 TD_API void td_profile_mark(td_context *td, const char *name);
 /* Readable until td_profile_clear or td_close, in order of their ends. */
 TD_API int64_t td_profile_count(const td_context *td);
-TD_API td_profile_event td_profile_at(const td_context *td, int64_t index);
+TD_API td_profile_event td_profile_at(const td_context *td, int64_t index); /* all 0 where there is none */
 TD_API int64_t td_profile_steps(const td_context *td);    /* td_step calls profiled */
 TD_API void td_profile_clear(td_context *td);             /* ends it and frees it */
 

@@ -44,7 +44,7 @@ const char *td_profile_kind(const td_op *op)
         { "transpose", "copy" },      { "slice", "copy" },      { "concat", "copy" },         { "pack", "copy" },
         { "copy", "copy" },           { "broadcast", "copy" },  { "fill", "copy" },           { "iota", "copy" },
         { "gather", "copy" },         { "scatter", "copy" },    { "own_part", "copy" },       { "count_once", "copy" },
-        { "reshape", "copy" },
+        { "reshape", "copy" },        { "merge_rows", "update" },
     };
     if (op->flags & TD_OP_COLLECTIVE) return "collective";
     if (op->flags & TD_OP_POINTWISE) return "pointwise";
@@ -73,7 +73,8 @@ static void find_updates(const td_program *p, char *is_update)
 {
     for (uint32_t n = 0; n < p->node_count; n++) {
         const td_node *node = &p->nodes[n];
-        is_update[n] = node->op == &td_op_update_unit || node->op == &td_op_sum_squares;
+        is_update[n] = node->op == &td_op_update_unit || node->op == &td_op_update_rows || node->op == &td_op_merge_rows ||
+                       node->op == &td_op_sum_squares;
         for (uint32_t i = 0; i < node->inputs && !is_update[n]; i++) is_update[n] = is_update[p->values[p->inputs[node->input + i]].node];
     }
 }
@@ -241,4 +242,8 @@ void td_profile_step_done(td_context *td) { td->profile->steps++; }
 
 int64_t td_profile_count(const td_context *td) { return td->profile ? td->profile->event_count : 0; }
 int64_t td_profile_steps(const td_context *td) { return td->profile ? td->profile->steps : 0; }
-td_profile_event td_profile_at(const td_context *td, int64_t index) { return td->profile->events[index]; }
+td_profile_event td_profile_at(const td_context *td, int64_t index)
+{
+    bool known = index >= 0 && index < td_profile_count(td);
+    return known ? td->profile->events[index] : (td_profile_event){ 0 };
+}

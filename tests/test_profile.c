@@ -105,6 +105,29 @@ START_TEST(test_flops_of_a_linear_layer_are_its_products)
 }
 END_TEST
 
+/* Rows of a table are merged and updated without a norm that would say that the update has begun. */
+START_TEST(test_updates_by_rows_are_of_the_update)
+{
+    static const int32_t ids[] = { 1, 3, 1 };
+    td_context *td = open_cpu(TD_F32);
+    nn_embedding table = nn_embedding_make_with(td_root(td), "table", 9, 2, &(nn_embedding_options){ .sparse = true });
+    opt_optimizer *opt = opt_adagrad(td_root(td), &(opt_adagrad_options){ .row_wise = true });
+    ck_assert(td_profile_begin(td, 1));
+    td_backward(td_sum(td_square(nn_embedding_apply(&table, td_input(td, "ids", TD_I32, TD_SHAPE(3), ids))), TD_ALL, TD_DROP));
+    opt_step(opt, 1);
+    ck_assert_msg(td_step(td), "%s", td_error_text(td));
+    static const char *const ops[] = { "merge_rows", "update_rows" };
+    for (int i = 0; i < 2; i++) {
+        const td_profile_task *task = find_task(td, ops[i], "optimizer");
+        ck_assert_int_eq(task->phase, TD_PROFILE_UPDATE);
+        ck_assert_str_eq(task->kind, "update");
+    }
+    ck_assert_ptr_null(td_profile_at(td, -1).name);
+    ck_assert_int_eq(td_profile_at(td, td_profile_count(td)).end_ns, 0);
+    td_close(td);
+}
+END_TEST
+
 START_TEST(test_tasks_sum_up_to_the_report)
 {
     network n;
@@ -573,7 +596,7 @@ START_TEST(test_what_cannot_be_profiled_is_said)
 }
 END_TEST
 
-TESTS("profile", test_flops_of_a_linear_layer_are_its_products, test_tasks_sum_up_to_the_report,
+TESTS("profile", test_flops_of_a_linear_layer_are_its_products, test_updates_by_rows_are_of_the_update, test_tasks_sum_up_to_the_report,
       test_packing_in_place_moves_nothing, test_a_fused_chain_tells_its_functions_and_its_module,
       test_every_operation_has_a_kind, test_events_follow_one_another, test_host_events_fill_the_time,
       test_a_profile_goes_on_and_leaves_out_what_is_between, test_a_profile_outlives_its_plans,
