@@ -3,10 +3,9 @@
  *
  *     blend[moments] keep                     moment = keep moment + (1 - keep) parameter
  */
-#include "core/ops/op.h"
+#include "core/ops/update.h"
 
 #include <stdio.h>
-#include <string.h>
 
 static bool blend_shape(td_call *call)
 {
@@ -26,36 +25,18 @@ static void blend_print(const td_program *p, const td_node *n, char *to, size_t 
 
 const td_op td_op_blend = { .name = "blend", .inputs = 1, .flags = TD_OP_EFFECT | TD_OP_VIRTUAL, .shape = blend_shape, .print = blend_print };
 
-/* The moments' numbers behind the attributes; their names enter the hash. */
-static bool fill_attr(td_context *td, td_gradients_attr *attr, const td_state *moments, int count, td_here here)
+void td_blend_at(const td_state *moments, int count, td_tensor keep, td_here here)
 {
-    *attr = (td_gradients_attr){ .count = (uint32_t)count };
-    uint32_t *state = (uint32_t *)(attr + 1);
+    td_context *td = keep.td;
+    if (!td || td->error != TD_OK || !count) return;
+    td_gradients_attr head = { .count = (uint32_t)count };
     for (int i = 0; i < count; i++) {
         const td_state_entry *s = moments[i].id < td->state_count ? &td->states[moments[i].id] : NULL;
         if (!s || s->kind != TD_MOMENT) {
             td_fail(td, TD_ERROR_USAGE, "blend: '%s' is no moment %s", s ? s->name : "?", td_location(td, td->module, here.file, here.line));
-            return false;
+            return;
         }
-        state[i] = moments[i].id;
-        attr->names_hash = td_mix(attr->names_hash, s->hash);
+        head.names_hash = td_mix(head.names_hash, s->hash);
     }
-    return true;
-}
-
-enum { FEW_STATES = 512 };
-
-void td_blend_at(const td_state *moments, int count, td_tensor keep, td_here here)
-{
-    struct {
-        td_gradients_attr head;
-        uint32_t state[FEW_STATES];
-    } few;
-    td_context *td = keep.td;
-    if (!td || td->error != TD_OK || !count) return;
-    size_t bytes = sizeof few.head + (size_t)count * sizeof(uint32_t);
-    td_gradients_attr *attr = count <= FEW_STATES ? &few.head : td_alloc(td, bytes, "program");
-    if (!attr) return;
-    if (fill_attr(td, attr, moments, count, here)) td_record_sized(td, &td_op_blend, here, 1, &keep, attr, bytes);
-    if (attr != &few.head) td_free(td, attr, bytes, "program");
+    td_record_states(td, &td_op_blend, here, 1, &keep, &head, sizeof head, moments, count);
 }

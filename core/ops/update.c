@@ -12,7 +12,7 @@
  * Where `when` is 0 on the device, parameter and moments keep their values. Tables with row-sparse gradients, and rules with moments of
  * rows, are updated by update_rows.c.
  */
-#include "core/ops/op.h"
+#include "core/ops/update.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -55,25 +55,29 @@ static bool check_states(td_context *td, const char *what, const td_state *state
 }
 
 enum { FEW_STATES = 512 };
+_Static_assert(sizeof(td_group_attr) <= TD_STATES_HEAD_BYTES && sizeof(td_gradients_attr) <= TD_STATES_HEAD_BYTES, "heads have room");
+
+td_tensor td_record_states(td_context *td, const td_op *op, td_here here, int n, const td_tensor *in, const void *head, size_t head_bytes,
+                           const td_state *states, int count)
+{
+    char few[TD_STATES_HEAD_BYTES + FEW_STATES * sizeof(uint32_t)];
+    size_t bytes = head_bytes + (size_t)count * sizeof(uint32_t);
+    char *attr = count <= FEW_STATES ? few : td_alloc(td, bytes, "program");
+    if (!attr) return td_no_tensor(td);
+    memcpy(attr, head, head_bytes);
+    for (int i = 0; i < count; i++) memcpy(attr + head_bytes + (size_t)i * sizeof(uint32_t), &states[i].id, sizeof(uint32_t));
+    td_tensor t = td_record_sized(td, op, here, n, in, attr, bytes);
+    if (attr != few) td_free(td, attr, bytes, "program");
+    return t;
+}
 
 td_tensor td_gradients_at(td_context *td, const td_state *states, int count, td_here here)
 {
-    struct {
-        td_gradients_attr head;
-        uint32_t state[FEW_STATES];
-    } few;
     uint64_t hash;
     if (td->error != TD_OK || !check_states(td, "gradients", states, count, &hash, here)) return td_no_tensor(td);
-    size_t bytes = sizeof few.head + (size_t)count * sizeof(uint32_t);
-    td_gradients_attr *attr = count <= FEW_STATES ? &few.head : td_alloc(td, bytes, "program");
-    if (!attr) return td_no_tensor(td);
-    *attr = (td_gradients_attr){ .names_hash = hash, .count = (uint32_t)count };
-    uint32_t *state = (uint32_t *)(attr + 1);
-    for (int i = 0; i < count; i++) state[i] = states[i].id;
-    td_tensor t = td_record_sized(td, &td_op_gradients, here, 0, NULL, attr, bytes);
+    td_gradients_attr head = { .names_hash = hash, .count = (uint32_t)count };
     td->gradients_recorded = true;
-    if (attr != &few.head) td_free(td, attr, bytes, "program");
-    return t;
+    return td_record_states(td, &td_op_gradients, here, 0, NULL, &head, sizeof head, states, count);
 }
 
 static bool norm_shape(td_call *call)
@@ -128,29 +132,17 @@ uint32_t td_rule_number(td_context *td, const td_update_rule *rule)
 
 void td_update_at(const td_update_call *call, td_here here)
 {
-    struct {
-        td_group_attr head;
-        uint32_t state[FEW_STATES];
-    } few;
     td_context *td = call->gradients.td;
     uint64_t hash;
     if (td->error != TD_OK || !check_states(td, call->rule->name, call->states, call->count, &hash, here)) return;
     if (!td_update_allows(call->rule, call->states, call->count)) return;
     uint32_t rule = td_rule_number(td, call->rule);
     if (rule == TD_NONE) return;
-    size_t bytes = sizeof few.head + (size_t)call->count * sizeof(uint32_t);
-    td_group_attr *attr = call->count <= FEW_STATES ? &few.head : td_alloc(td, bytes, "program");
-    if (!attr) return;
-    *attr = (td_group_attr){ .names_hash = td_mix(hash, td_hash_text(call->rule->name)), .rule = rule, .count = (uint32_t)call->count };
-    memcpy(attr->hyper, call->hyper, sizeof attr->hyper);
-    uint32_t *state = (uint32_t *)(attr + 1);
-    for (int i = 0; i < call->count; i++) {
-        state[i] = call->states[i].id;
-        td->states[state[i]].use_generation = 0; /* the next read sees the new value */
-    }
+    td_group_attr head = { .names_hash = td_mix(hash, td_hash_text(call->rule->name)), .rule = rule, .count = (uint32_t)call->count };
+    memcpy(head.hyper, call->hyper, sizeof head.hyper);
+    for (int i = 0; i < call->count; i++) td->states[call->states[i].id].use_generation = 0; /* the next read sees the new value */
     td_tensor in[] = { call->gradients, call->rate, call->scale, call->updates, call->when };
-    td_record_sized(td, &td_op_update, here, call->when.td && call->when.id != TD_NONE ? 5 : 4, in, attr, bytes);
-    if (attr != &few.head) td_free(td, attr, bytes, "program");
+    td_record_states(td, &td_op_update, here, call->when.td && !td_failed(call->when) ? 5 : 4, in, &head, sizeof head, call->states, call->count);
     td->updates_recorded = true;
 }
 
