@@ -7,6 +7,7 @@
 
 bool td_failed(td_tensor t) { return t.id == TD_NONE; }
 td_context *td_tensor_context(td_tensor t) { return t.td; }
+bool td_is_pending(td_tensor t) { return t.td && t.generation == t.td->recording.generation && t.id < t.td->recording.value_count; }
 td_tensor td_output(td_tensor first, int k) { return td_failed(first) ? first : (td_tensor){ first.td, first.id + (uint32_t)k, first.generation }; }
 
 bool td_call_fail(const td_call *call, const char *format, ...)

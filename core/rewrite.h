@@ -266,6 +266,7 @@ TD_API td_tensor td_record(const td_op *op, td_here here, int n, const td_tensor
 TD_API td_tensor td_record_sized(td_context *td, const td_op *op, td_here here, int n, const td_tensor *in, const void *attr, size_t attr_bytes);
 TD_API td_tensor td_output(td_tensor first, int k);
 TD_API td_context *td_tensor_context(td_tensor t);
+TD_API bool td_is_pending(td_tensor t);                     /* a value of the step that is being recorded */
 
 /* Calls body(user, begin, end) over [0, count) on the run's threads, in chunks of at least grain. */
 typedef void (*td_range_function)(void *user, int64_t begin, int64_t end);

@@ -5,14 +5,12 @@
  */
 #include "optim/optimizer.h"
 
-#include <string.h>
-
 struct opt_ema {
     td_context *td;
     td_module module;            /* where it records */
     td_state updates;            /* scalar, td_float: how many there have been */
     double decay;
-    bool warm_up;
+    bool warm_up, reading;       /* reading: between begin and end */
     td_tensor latest;            /* the count that the latest update recorded; id TD_NONE: none yet */
     int count;
     td_state *parameters, *averages;
@@ -21,25 +19,16 @@ struct opt_ema {
 
 /* ---- Opening */
 
-static bool is_averaged(td_module under, td_state s)
-{
-    const char *path = td_module_name(under), *name = td_state_name(s);
-    size_t length = strlen(path);
-    return td_state_trains(s) && (length == 0 || (strncmp(name, path, length) == 0 && name[length] == '.'));
-}
-
 static opt_ema *allocate(td_module under, const char *call)
 {
     td_context *td = td_module_context(under);
-    int64_t states = td_state_count(td);
-    int count = 0;
-    for (int64_t i = 0; i < states; i++) count += is_averaged(under, td_state_at(td, i));
+    int count = opt_collect(under, NULL);
     if (!count) td_fail(td, TD_ERROR_USAGE, "%s: no parameter under '%s' trains", call, td_module_name(under));
     opt_ema *ema = count ? td_own(td, sizeof *ema + 2 * sizeof(td_state) * (size_t)count) : NULL;
     if (!ema) return NULL;
-    *ema = (opt_ema){ .td = td, .latest = { .td = td, .id = TD_NONE }, .parameters = ema->states, .averages = ema->states + count };
-    for (int64_t i = 0; i < states; i++)
-        if (is_averaged(under, td_state_at(td, i))) ema->parameters[ema->count++] = td_state_at(td, i);
+    *ema = (opt_ema){ .td = td, .latest = { .td = td, .id = TD_NONE }, .count = count, .parameters = ema->states,
+                      .averages = ema->states + count };
+    opt_collect(under, ema->parameters);
     return ema;
 }
 
@@ -81,18 +70,13 @@ void opt_ema_close(opt_ema *ema)
 
 /* ---- Updating */
 
-static td_tensor constant(const opt_ema *ema, double value, td_here here)
-{
-    return td_fill_at(ema->td, td_float(ema->td), (td_shape){ 0 }, value, here);
-}
-
 /* What the averages keep of themselves in the update after n others: nothing in the first. */
 static td_tensor keep_after(const opt_ema *ema, td_tensor n, td_here here)
 {
-    td_tensor decay = constant(ema, ema->decay, here);
+    td_tensor decay = opt_constant(ema->td, ema->decay, here);
     if (ema->warm_up) {
-        td_tensor above = td_add_at(n, constant(ema, 1, here), here);
-        td_tensor below = td_add_at(n, constant(ema, 10, here), here);
+        td_tensor above = td_add_at(n, opt_constant(ema->td, 1, here), here);
+        td_tensor below = td_add_at(n, opt_constant(ema->td, 10, here), here);
         td_tensor rising = td_div_at(above, below, here);
         decay = td_minimum_at(decay, rising, here);
     }
@@ -100,12 +84,18 @@ static td_tensor keep_after(const opt_ema *ema, td_tensor n, td_here here)
     return td_mul_at(decay, begun, here);
 }
 
-static bool has_begun(const opt_ema *ema) { return td_has_stand_in(ema->parameters[0]); }
+/* Whether averages of any of its parameters are being read, its own or those of another opt_ema. */
+static bool is_read(const opt_ema *ema)
+{
+    int i = 0;
+    while (i < ema->count && !td_has_stand_in(ema->parameters[i])) i++;
+    return i < ema->count;
+}
 
 void opt_ema_update_at(opt_ema *ema, td_here here)
 {
     if (!ema || td_error(ema->td) != TD_OK) return;
-    if (has_begun(ema)) {
+    if (is_read(ema)) {
         td_fail(ema->td, TD_ERROR_USAGE, "opt_ema_update: the averages are being read; opt_ema_end comes first (%s:%d)", here.file, here.line);
         return;
     }
@@ -113,7 +103,7 @@ void opt_ema_update_at(opt_ema *ema, td_here here)
     td_tensor n = td_use_at(ema->updates, here);
     td_tensor keep = keep_after(ema, n, here);
     td_blend_at(ema->averages, ema->count, keep, here);
-    ema->latest = td_add_at(n, constant(ema, 1, here), here);
+    ema->latest = td_add_at(n, opt_constant(ema->td, 1, here), here);
     td_assign_at(ema->updates, ema->latest, here);
     td_leave(ema->module);
 }
@@ -121,36 +111,36 @@ void opt_ema_update_at(opt_ema *ema, td_here here)
 /* ---- Reading */
 
 /* Whether the averages hold anything: an update has run, or is recorded in this step. */
-static bool is_filled(const opt_ema *ema, td_here here)
+static bool is_filled(const opt_ema *ema)
 {
     double wide = 0;
     float narrow = 0;
     bool f64 = td_float(ema->td) == TD_F64;
     if (!td_state_read(ema->updates, 0, 1, f64 ? (void *)&wide : &narrow)) return false;
-    if (wide > 0 || narrow > 0 || td_failed(ema->latest)) return wide > 0 || narrow > 0;
-    td_tensor now = td_use_at(ema->updates, here);
-    return ema->latest.generation == now.generation;
+    return wide > 0 || narrow > 0 || td_is_pending(ema->latest); /* nothing is recorded: the first step is like those after it */
 }
 
 void opt_ema_begin_at(opt_ema *ema, td_here here)
 {
     if (!ema || td_error(ema->td) != TD_OK) return;
-    if (has_begun(ema)) {
+    if (is_read(ema)) {
         td_fail(ema->td, TD_ERROR_USAGE, "opt_ema_begin: averages of these parameters are being read already; opt_ema_end comes first (%s:%d)",
                 here.file, here.line);
         return;
     }
-    bool filled = is_filled(ema, here);
+    bool filled = is_filled(ema);
     if (td_error(ema->td) != TD_OK) return;
     for (int i = 0; i < ema->count; i++) td_stand_in(ema->parameters[i], filled ? ema->averages[i] : ema->parameters[i]);
+    ema->reading = true;
 }
 
 void opt_ema_end_at(opt_ema *ema, td_here here)
 {
     if (!ema) return;
-    if (!has_begun(ema)) {
+    if (!ema->reading) {
         td_fail(ema->td, TD_ERROR_USAGE, "opt_ema_end: no opt_ema_begin came before it (%s:%d)", here.file, here.line);
         return;
     }
+    ema->reading = false;
     for (int i = 0; i < ema->count; i++) td_stand_in(ema->parameters[i], (td_state){ .td = ema->td, .id = TD_NONE });
 }

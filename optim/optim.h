@@ -172,7 +172,8 @@ TD_API td_tensor opt_scaler_scale_at(opt_scaler *scaler, td_tensor loss, td_here
  *     opt_ema_begin(ema);  evaluate();  opt_ema_end(ema);
  *
  * The averages are states beside their parameters ("hidden.weight.ema"), the count of updates is "ema.updates"; both are saved as
- * all other state. They move unit by unit, in place, each rank its own part. */
+ * all other state. They move unit by unit, in place, each rank its own part; those of a table with row-sparse gradients (td_sparse_rows)
+ * too, all of whose rows an update therefore reads and writes. A parameter that is frozen is not averaged, and read as it is. */
 typedef struct opt_ema opt_ema;
 typedef struct opt_ema_options {
     double decay;                /* d, below 1; 0: 0.999 */
@@ -188,9 +189,9 @@ TD_API void opt_ema_close(opt_ema *ema);
 #define opt_ema_update(ema) opt_ema_update_at((ema), TD_HERE)
 TD_API void opt_ema_update_at(opt_ema *ema, td_here here);
 /* Between the two, td_use of the parameters gives their averages, which are the parameters themselves before the first update.
- * Nothing is copied or written; td_state_read still reaches the trained values. Errors: begun twice, ended without a
- * beginning, and any update or assign of the parameters in between. opt_ema_end works after an error too, and td_clear_error
- * ends it as well. */
+ * Nothing is copied or written; td_state_read still reaches the trained values. Errors: begun while averages of one of these parameters
+ * are being read, ended without a beginning, and any update or assign of the parameters in between. opt_ema_end works after an error
+ * too; td_clear_error ends the scope as well, and the opt_ema_end that belongs to it may follow. */
 #define opt_ema_begin(ema) opt_ema_begin_at((ema), TD_HERE)
 #define opt_ema_end(ema) opt_ema_end_at((ema), TD_HERE)
 TD_API void opt_ema_begin_at(opt_ema *ema, td_here here);

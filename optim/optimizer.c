@@ -44,8 +44,7 @@ bool opt_check(td_context *td, const char *call, const char *option, double valu
 
 /* ---- Making --------------------------------------------------------------------------------------------- */
 
-/* The parameters that train and whose names begin with the module's, into states (when not NULL); how many. */
-static int collect(td_module under, td_state *states)
+int opt_collect(td_module under, td_state *states)
 {
     td_context *td = under.td;
     const char *path = td_module_name(under);
@@ -130,7 +129,7 @@ opt_optimizer *opt_make(td_module under, const opt_making *m)
     td_context *td = under.td;
     if (td_error(td) != TD_OK || !check_groups(td, m)) return NULL;
     if (!opt_check(td, m->call, "max_norm", m->max_norm, 0, INFINITY)) return NULL;
-    int count = collect(under, NULL);
+    int count = opt_collect(under, NULL);
     if (count == 0) {
         td_fail(td, TD_ERROR_USAGE, "%s: no parameter under '%s' trains", m->call, td_module_name(under));
         return NULL;
@@ -146,7 +145,7 @@ opt_optimizer *opt_make(td_module under, const opt_making *m)
         .states = (td_state *)((char *)opt->groups + groups_bytes),
     };
     opt->grouped = opt->states + count;
-    collect(under, opt->states);
+    opt_collect(under, opt->states);
     td_update_allows(m->rule, opt->states, count);
     opt->module = td_child(td_root(td), m->name ? m->name : "optimizer");
     td_init zero = td_init_constant(0);
@@ -168,18 +167,18 @@ void opt_close(opt_optimizer *opt)
 
 /* ---- Stepping ------------------------------------------------------------------------------------------- */
 
-static td_tensor constant(const opt_optimizer *opt, double value, td_here here)
+td_tensor opt_constant(td_context *td, double value, td_here here)
 {
-    return td_fill_at(opt->td, td_float(opt->td), (td_shape){ 0 }, value, here);
+    return td_fill_at(td, td_float(td), (td_shape){ 0 }, value, here);
 }
 
 /* What gradients are multiplied by: 1, or less when their norm is over the limit. */
 static td_tensor clipping(const opt_optimizer *opt, td_here here)
 {
-    td_tensor one = constant(opt, 1, here);
+    td_tensor one = opt_constant(opt->td, 1, here);
     if (opt->max_norm == 0) return one;
-    td_tensor norm = td_add_at(opt->norm, constant(opt, 1e-6, here), here);
-    return td_minimum_at(one, td_div_at(constant(opt, opt->max_norm, here), norm, here), here);
+    td_tensor norm = td_add_at(opt->norm, opt_constant(opt->td, 1e-6, here), here);
+    return td_minimum_at(one, td_div_at(opt_constant(opt->td, opt->max_norm, here), norm, here), here);
 }
 
 static void record_update(opt_optimizer *opt, double rate, td_here here)
@@ -193,7 +192,7 @@ static void record_update(opt_optimizer *opt, double rate, td_here here)
     if (opt->has_norm) td_keep(opt->norm);
     td_tensor scale = clipping(opt, here);
     if (opt->scaler) scale = td_mul_at(scale, u.inverse, here);
-    td_tensor one = constant(opt, 1, here); /* a call a line: the order of arguments is the compiler's, programs are not */
+    td_tensor one = opt_constant(opt->td, 1, here); /* a call a line: the order of arguments is the compiler's, programs are not */
     td_tensor updates = td_add_at(td_use_at(opt->updates, here), one, here);
     for (int g = 0; g < opt->group_count; g++) {
         const made_group *group = &opt->groups[g];

@@ -1,4 +1,4 @@
-/* How a rule becomes an optimizer: what sgd.c and adam.c give to optimizer.c. */
+/* What the files of optim/ share: how a rule becomes an optimizer, and what optimizers, scalers and averages have alike. */
 #ifndef TANDEM_OPTIMIZER_H
 #define TANDEM_OPTIMIZER_H
 
@@ -19,6 +19,10 @@ typedef struct opt_making {
 } opt_making;
 
 opt_optimizer *opt_make(td_module under, const opt_making *m);
+/* The parameters under the module that train, in order of creation, into `states` (NULL: nowhere); how many. */
+int opt_collect(td_module under, td_state *states);
+/* A scalar of td_float that is part of the program. */
+td_tensor opt_constant(td_context *td, double value, td_here here);
 /* Whether low <= value < high; reports the option by name otherwise. high may be INFINITY. */
 bool opt_check(td_context *td, const char *call, const char *option, double value, double low, double high);
 

@@ -52,16 +52,10 @@ void opt_scaler_close(opt_scaler *scaler)
     if (scaler) td_disown(scaler->td, scaler);
 }
 
-static td_tensor constant(const opt_scaler *s, double value, td_here here)
-{
-    return td_fill_at(s->td, td_float(s->td), (td_shape){ 0 }, value, here);
-}
-
 /* The scale of the step being recorded; a step that is new begins here. */
 static td_tensor scale_of_step(opt_scaler *s, td_here here)
 {
-    td_tensor one = constant(s, 1, here); /* its generation is the step's */
-    if (!td_failed(s->scale_before) && s->scale_before.generation == one.generation) return s->scale_before;
+    if (td_is_pending(s->scale_before)) return s->scale_before;
     s->scale_before = td_use_at(s->scale, here);
     s->good_before = td_use_at(s->good, here);
     s->finite = (td_tensor){ .td = s->td, .id = TD_NONE };
@@ -82,21 +76,21 @@ td_tensor opt_scaler_scale_at(opt_scaler *scaler, td_tensor loss, td_here here)
 static td_tensor is_finite(const opt_scaler *s, td_tensor x, td_here here)
 {
     double most = td_float(s->td) == TD_F64 ? DBL_MAX : (double)FLT_MAX;
-    return td_less_equal_at(x, constant(s, most, here), here); /* NaN is not */
+    return td_less_equal_at(x, opt_constant(s->td, most, here), here); /* NaN is not */
 }
 
 /* The scale after the updates so far: s->finite says whether all gradients were finite. */
 static void assign_scale(opt_scaler *s, td_here here)
 {
-    td_tensor zero = constant(s, 0, here);
-    td_tensor one = constant(s, 1, here);
+    td_tensor zero = opt_constant(s->td, 0, here);
+    td_tensor one = opt_constant(s->td, 1, here);
     td_tensor good = td_add_at(s->good_before, one, here);
-    td_tensor due = td_less_equal_at(constant(s, s->interval, here), good, here);
-    td_tensor grown = td_mul_at(s->scale_before, constant(s, s->growth, here), here);
+    td_tensor due = td_less_equal_at(opt_constant(s->td, s->interval, here), good, here);
+    td_tensor grown = td_mul_at(s->scale_before, opt_constant(s->td, s->growth, here), here);
     td_tensor fits = is_finite(s, grown, here);
     td_tensor grows = td_mul_at(due, fits, here);
     td_tensor after_good = td_where_at(grows, grown, s->scale_before, here);
-    td_tensor shrunk = td_mul_at(s->scale_before, constant(s, s->backoff, here), here);
+    td_tensor shrunk = td_mul_at(s->scale_before, opt_constant(s->td, s->backoff, here), here);
     td_tensor after_bad = td_maximum_at(shrunk, one, here);
     td_tensor scale = td_where_at(s->finite, after_good, after_bad, here);
     td_tensor counted = td_where_at(due, zero, good, here);

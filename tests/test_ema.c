@@ -454,6 +454,30 @@ START_TEST(test_misuse_of_the_scope_is_refused)
 }
 END_TEST
 
+/* Two averages that have some parameters alike: what one reads the other neither takes nor ends. */
+START_TEST(test_scopes_of_two_averages_do_not_mix)
+{
+    point p = { .td = open_cpu(TD_F64) };
+    td_module root = td_root(p.td), part = td_child(root, "part");
+    td_parameter(root, "first", TD_SHAPE(2), td_init_constant(1));
+    p.w = td_parameter(part, "w", TD_SHAPE(2), td_init_constant(1));
+    p.ema = opt_ema_open(root, NULL);
+    opt_ema *of_part = opt_ema_open(part, &(opt_ema_options){ .name = "part_ema" });
+    opt_ema_begin(of_part);
+    opt_ema_begin(p.ema);
+    expect_error(&p, "opt_ema_begin: averages of these parameters are being read already; opt_ema_end comes first (");
+    opt_ema_end(of_part); /* the error was cleared and the scope with it: that is no second error */
+    ck_assert_no_error(p.td);
+    opt_ema_begin(of_part);
+    opt_ema_end(p.ema);
+    expect_error(&p, "opt_ema_end: no opt_ema_begin came before it (");
+    opt_ema_begin(of_part);
+    opt_ema_update(p.ema);
+    expect_error(&p, "opt_ema_update: the averages are being read; opt_ema_end comes first (");
+    td_close(p.td);
+}
+END_TEST
+
 START_TEST(test_an_error_within_the_scope_leaves_nothing_behind)
 {
     point p = open_point(NULL);
@@ -518,5 +542,5 @@ END_TEST
 TESTS("ema", test_averages_follow_the_formula_on_ranks, test_averages_of_a_table_with_row_sparse_gradients, test_averaging_sends_nothing,
       test_literal_averages, test_before_the_first_update_the_average_is_the_parameter,
       test_a_scope_within_a_step, test_two_averages_of_one_model, test_averages_of_a_part_of_the_model,
-      test_an_average_is_one_call_a_unit_in_place, test_misuse_of_the_scope_is_refused,
+      test_an_average_is_one_call_a_unit_in_place, test_misuse_of_the_scope_is_refused, test_scopes_of_two_averages_do_not_mix,
       test_an_error_within_the_scope_leaves_nothing_behind, test_options_that_cannot_be_are_refused, test_opening_without_memory_is_an_error)
