@@ -17,7 +17,8 @@ nn_embedding nn_embedding_make_at(td_module parent, const char *name, int64_t co
         return (nn_embedding){ .at = at, .weight = { td, TD_NONE } };
     }
     if (options && !(options->deviation >= 0)) {
-        td_fail(td, TD_ERROR_USAGE, "embedding '%s': deviation is %g, must not be negative (%s:%d)", name, options->deviation, here.file, here.line);
+        td_fail(td, TD_ERROR_USAGE, "embedding '%s': deviation is %g, must not be negative (%s:%d)", name, options->deviation, here.file,
+                here.line);
         return (nn_embedding){ .at = at, .weight = { td, TD_NONE } };
     }
     double deviation = options && options->deviation > 0 ? options->deviation : 1;

@@ -164,4 +164,5 @@ START_TEST(test_training_equals_pytorch_on_one_rank_and_under_fsdp)
 }
 END_TEST
 
-TESTS("block", test_parameters_by_count_and_name, test_the_first_step_equals_pytorch, test_training_equals_pytorch_on_one_rank_and_under_fsdp)
+TESTS("block", test_parameters_by_count_and_name, test_the_first_step_equals_pytorch,
+      test_training_equals_pytorch_on_one_rank_and_under_fsdp)

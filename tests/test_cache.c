@@ -581,7 +581,8 @@ START_TEST(test_a_cache_without_positions_is_refused)
     nn_cache cache = nn_cache_make(&a, "cache", 1, 4);
     td_tensor x = td_fill(td, TD_F32, TD_SHAPE(1, 1, 8), 1);
     nn_attention_apply_to(&a, x, &(nn_sequence){ .cache = &cache });
-    snprintf(expected, sizeof expected, "attention 'a': a cache needs the positions of x, to know where its keys and values go (%s:%d)", __FILE__, __LINE__ - 1);
+    snprintf(expected, sizeof expected, "attention 'a': a cache needs the positions of x, to know where its keys and values go (%s:%d)",
+             __FILE__, __LINE__ - 2);
     ck_assert_str_eq(td_error_text(td), expected);
     td_close(td);
 }

@@ -128,4 +128,5 @@ START_TEST(test_an_end_without_a_beginning_is_refused)
 }
 END_TEST
 
-TESTS("recompute", test_less_memory_and_the_same_bits, test_less_memory_and_the_same_bits_in_bf16, test_the_same_under_strategies, test_an_end_without_a_beginning_is_refused)
+TESTS("recompute", test_less_memory_and_the_same_bits, test_less_memory_and_the_same_bits_in_bf16,
+      test_the_same_under_strategies, test_an_end_without_a_beginning_is_refused)

@@ -35,7 +35,8 @@ static network open_network(td_context *td)
     n.table = nn_embedding_make_with(root, "table", VOCABULARY, WIDTH, &(nn_embedding_options){ .sparse = true });
     n.frozen = nn_linear_make(root, "frozen", WIDTH, WIDTH);
     n.block = nn_block_make_with(root, "block", WIDTH, HEADS, 2 * WIDTH,
-                                 &(nn_block_options){ .post_norm = true, .dropout = 0.1, .attention = { .packed = true, .dropout = 0.1, .rotary = &rotary } });
+                                 &(nn_block_options){ .post_norm = true, .dropout = 0.1,
+                                                      .attention = { .packed = true, .dropout = 0.1, .rotary = &rotary } });
     n.head = nn_linear_make(root, "head", WIDTH, CLASSES);
     if (td_error(td) == TD_OK) nn_freeze(n.frozen.at, "*");
     if (td_error(td) == TD_OK && td_get_dtype(root) == TD_BF16) td_set_dtype(n.head.at, TD_F32);
@@ -176,7 +177,8 @@ START_TEST(test_ranks_give_the_same_curve)
     static const char *const strategies[] = { "ddp", "fsdp" };
     for (int s = 0; s < 2; s++)
         for (int recomputed = 0; recomputed < 2; recomputed++) {
-            job j = run(2, (job){ .options = { .dtype = TD_F64, .poison = true }, .strategy = strategies[s], .how = recomputed ? RECOMPUTED : PLAINLY });
+            job j = run(2, (job){ .options = { .dtype = TD_F64, .poison = true }, .strategy = strategies[s],
+                                  .how = recomputed ? RECOMPUTED : PLAINLY });
             assert_same(&j, &plain, 1e-10);
         }
 }

@@ -33,7 +33,8 @@ void td_blend_at(const td_state *moments, int count, td_tensor keep, td_here her
     for (int i = 0; i < count; i++) {
         const td_state_entry *s = moments[i].id < td->state_count ? &td->states[moments[i].id] : NULL;
         if (!s || s->kind != TD_MOMENT) {
-            td_fail(td, TD_ERROR_USAGE, "blend: '%s' is no moment %s", s ? s->name : "?", td_location(td, td->module, here.file, here.line));
+            td_fail(td, TD_ERROR_USAGE, "blend: '%s' is no moment %s", s ? s->name : "?",
+                    td_location(td, td->module, here.file, here.line));
             return;
         }
         head.names_hash = td_mix(head.names_hash, s->hash);

@@ -55,7 +55,7 @@ static bool check_states(td_context *td, const char *what, const td_state *state
 }
 
 enum { FEW_STATES = 512 };
-_Static_assert(sizeof(td_group_attr) <= TD_STATES_HEAD_BYTES && sizeof(td_gradients_attr) <= TD_STATES_HEAD_BYTES, "heads have room");
+_Static_assert(sizeof(td_group_attr) <= TD_STATES_HEAD_BYTES, "the larger of the two heads has room");
 
 td_tensor td_record_states(td_context *td, const td_op *op, td_here here, int n, const td_tensor *in, const void *head, size_t head_bytes,
                            const td_state *states, int count)
