@@ -275,9 +275,12 @@ bool run_flags_load(run_flags *f, const char *path, run_source source)
     return ok;
 }
 
-/* What says where a run's files are and whether it goes on is no part of what the run is. */
-static bool is_of_the_run(const char *name)
+/* What says where a run's files are and whether it goes on is no part of what the run is, nor is what none of train, eval, bench and
+ * plan takes. */
+static bool is_of_the_run(const run_flag *flag)
 {
+    const char *name = flag->name;
+    if (flag->commands && !(flag->commands & (RUN_TRAIN | RUN_EVAL | RUN_BENCH | RUN_PLAN))) return false;
     static const char *const others[] = { "out", "resume", "config", "json", "help", "world", "best", "plot", "profile" };
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         if (!strcmp(name, others[i])) return false;
@@ -298,7 +301,7 @@ void run_flags_put(const run_flags *f, td_json_writer *to)
     for (int i = 0; i < f->count; i++) {
         const run_value *value = &f->values[i];
         const char *name = value->flag->name;
-        if (!value->text || !is_of_the_run(name)) continue;
+        if (!value->text || !is_of_the_run(value->flag)) continue;
         switch (value->flag->kind) {
         case RUN_SWITCH: td_json_put_boolean(to, name, !strcmp(value->text, "true")); break;
         case RUN_COUNT: case RUN_WHOLE: td_json_put_integer(to, name, strtoll(value->text, NULL, 10)); break;
