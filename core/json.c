@@ -472,7 +472,10 @@ void td_json_put_number(td_json_writer *w, const char *name, double value)
         return;
     }
     char text[64], *out = text;
-    snprintf(text, sizeof text, "%.17g", value);
+    for (int digits = 15; digits <= 17; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, value);
+        if (strtod(text, NULL) == value) break;
+    }
     bool in_point = false;                               /* a locale's decimal point may be several bytes */
     for (const char *c = text; *c; c++) {
         bool plain = strchr("0123456789+-e", *c) != NULL;

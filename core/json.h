@@ -1,7 +1,7 @@
 /* JSON: a reader that gives a tree, and a writer that builds text. RFC 8259; UTF-8 throughout.
  *
  * Reading is strict: no comments, nothing after the value, no name twice in one object, at most 64 levels deep.
- * Writing puts doubles as %.17g (so that they read back equal) and NaN and infinities as null.
+ * Writing puts doubles with as many digits, from 15 on, as they need to read back equal, and NaN and infinities as null.
  */
 #ifndef TANDEM_JSON_H
 #define TANDEM_JSON_H

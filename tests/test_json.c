@@ -147,7 +147,7 @@ START_TEST(test_what_is_written_reads_as_expected)
     td_json_close_object(&w);
     ck_assert_str_eq(td_json_text(&w),
                      "{\"model\":\"m\\\"l\\\\p\\n\\t\\u0001\\u007f\",\"out\":null,\"steps\":-9223372036854775808,"
-                     "\"lr\":0.10000000000000001,\"loss\":null,\"best\":null,\"done\":true,\"eval\":{},"
+                     "\"lr\":0.1,\"loss\":null,\"best\":null,\"done\":true,\"eval\":{},"
                      "\"curve\":[1,-2.5e-300,[]]}");
     td_json_close(parse(td, td_json_text(&w)));
     ck_assert_no_error(td);
