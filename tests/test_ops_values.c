@@ -271,6 +271,37 @@ START_TEST(test_gelu_and_erf_keep_their_bounds_in_f32)
 }
 END_TEST
 
+/* What is read twice adds up; what is not, does not. */
+START_TEST(test_gradients_of_slices_come_together)
+{
+    static const struct {
+        int64_t begin[3], end[3];
+        double want[6];
+    } cuts[] = {
+        { { 0, 2, 4 }, { 2, 4, 6 }, { 1, 1, 10, 10, 100, 100 } }, /* side by side */
+        { { 4, 2, 0 }, { 6, 4, 2 }, { 100, 100, 10, 10, 1, 1 } },
+        { { 0, 1, 5 }, { 3, 4, 6 }, { 1, 11, 11, 10, 0, 100 } },  /* over one another, a gap */
+        { { 0, 2, 2 }, { 2, 6, 3 }, { 1, 1, 110, 10, 10, 10 } },
+        { { 1, 4, 3 }, { 3, 5, 4 }, { 0, 1, 1, 100, 10, 0 } },
+        { { 2, 0, 3 }, { 5, 4, 4 }, { 10, 10, 11, 111, 1, 0 } },
+        { { 1, 1, 3 }, { 3, 3, 6 }, { 0, 11, 11, 100, 100, 100 } }, /* the same twice */
+    };
+    for (size_t c = 0; c < sizeof cuts / sizeof *cuts; c++) {
+        td_context *td = open_cpu(TD_F64);
+        td_tensor x = F64(td, 3, 1, 4, 1, 5, 9), y = td_scalar(td, 0), factor = td_scalar(td, 1);
+        for (int i = 0; i < 3; i++) {
+            td_tensor part = td_sum(td_slice(x, 0, cuts[c].begin[i], cuts[c].end[i]), TD_ALL, TD_DROP);
+            y = td_add(y, td_mul(part, factor));
+            factor = td_mul(factor, td_scalar(td, 10));
+        }
+        const double *got = check_read(td_gradient(y, x), "gradient", __FILE__, __LINE__);
+        for (int i = 0; i < 6; i++)
+            ck_assert_msg(got[i] == cuts[c].want[i], "cut %zu: gradient of element %d is %g, not %g", c, i, got[i], cuts[c].want[i]);
+        td_close(td);
+    }
+}
+END_TEST
+
 /* ---- Errors --------------------------------------------------------------------------------------------------- */
 
 #define EXPECT_ERROR(call, text)                                                      \
@@ -312,4 +343,4 @@ TESTS("ops_values", test_an_id_out_of_range_gives_nan_and_no_gradient, test_one_
       test_attention_drops_in_training_only, test_attention_in_bf16_agrees_with_f32, test_rotary_turns_by_position,
       test_results_do_not_depend_on_threads, test_losses_are_their_formulas,
       test_shapes_are_put_together_and_taken_apart, test_functions_hold_at_the_ends, test_gelu_and_erf_keep_their_bounds_in_f32,
-      test_wrong_calls_are_refused_by_name)
+      test_gradients_of_slices_come_together, test_wrong_calls_are_refused_by_name)
