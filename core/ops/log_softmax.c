@@ -4,7 +4,7 @@
  *     log_softmax  x (..., D) float  ->  x - logsumexp(x)  (..., D), dtype of x
  *
  * Computed in f32 (f64 for f64), a row read twice. A row that is all -inf gives -inf from logsumexp, NaN from
- * log_softmax.
+ * log_softmax; one with +inf gives +inf and NaN.
  *     dx = exp(x - logsumexp x) dy,    dx = dy - exp(y) sum dy.
  */
 #include "core/ops/convert.h"
@@ -39,9 +39,24 @@ static td_cost row_cost(const td_kernel *k)
     return cost;
 }
 
+enum { BLOCK = 512 };
+
 static double log_sum(td_row_sum s)
 {
     return s.max + log(s.sum);
+}
+
+static bool has_nan(const td_arg *x, int64_t at, int64_t count)
+{
+    double tile[BLOCK];
+    for (int64_t done = 0; done < count; done += BLOCK) {
+        int64_t n = td_smaller(BLOCK, count - done);
+        td_load_f64(tile, x->dtype, td_arg_at(x, at + done), n);
+        for (int64_t i = 0; i < n; i++)
+            if (isnan(tile[i]))
+                return true;
+    }
+    return false;
 }
 
 /* ---- logsumexp ------------------------------------------------------------------------------------------ */
@@ -80,6 +95,8 @@ static td_tensor logsumexp_decomposed(const td_gradient_call *call)
     td_here here = call->here;
     td_tensor x = td_as(call->in[0], td_wide_dtype(td_dtype_at(call->in[0])), here);
     td_tensor max = td_max_at(x, TD_LAST, TD_KEEP, here);
+    td_tensor is_finite = td_less_at(td_abs_at(max, here), td_constant_like(max, INFINITY, here), here);
+    max = td_where_at(is_finite, max, td_constant_like(max, 0, here), here);
     td_tensor sum = td_sum_at(td_exp_at(td_sub_at(x, max, here), here), TD_LAST, TD_KEEP, here);
     td_tensor y = td_add_at(max, td_log_at(sum, here), here);
     td_shape shape = td_shape_at(y);
@@ -92,7 +109,10 @@ static void logsumexp_rows(void *user, int64_t begin, int64_t end)
     const td_kernel *k = user;
     int64_t columns = td_arg_last(&k->in[0]);
     for (int64_t row = begin; row < end; row++) {
-        double y = log_sum(td_row_sum_exp(&k->in[0], row * columns, columns));
+        td_row_sum s = td_row_sum_exp(&k->in[0], row * columns, columns);
+        double y = log_sum(s);
+        if (s.max == INFINITY && !has_nan(&k->in[0], row * columns, columns))
+            y = INFINITY; /* the sum of distances from it is NaN */
         td_store_f64(td_arg_at(&k->out[0], row), k->out[0].dtype, &y, 1);
     }
 }
@@ -157,8 +177,6 @@ static void shift_f64(const double *x, double *y, int64_t count, double by)
     for (int64_t i = 0; i < count; i++)
         y[i] = x[i] - by;
 }
-
-enum { BLOCK = 512 };
 
 /* x - max first: the difference of two large numbers would lose what log sum adds. */
 static void shift_f32(const td_arg *x, const td_arg *y, int64_t at, int64_t count, td_row_sum s)

@@ -74,15 +74,6 @@ static void rows_gradient(const td_gradient_call *g)
         td_gradient_set(g, 0, cross_entropy_slope(g->in[0], g->in[1], g->dout[0], g->here));
 }
 
-/* (..., C), 1 at the label's place and 0 elsewhere. */
-static td_tensor one_hot(td_tensor labels, int64_t classes, td_dtype dtype, td_here here)
-{
-    td_shape column = td_shape_at(labels);
-    column.dim[column.rank++] = 1;
-    td_tensor numbers = td_iota_at(labels.td, dtype, classes, here);
-    return td_equal_at(td_reshape_at(td_cast_at(labels, dtype, here), column, here), numbers, here);
-}
-
 static td_tensor rows_decomposed(const td_gradient_call *call)
 {
     td_here here = call->here;
@@ -91,8 +82,9 @@ static td_tensor rows_decomposed(const td_gradient_call *call)
     td_shape shape = td_shape_at(x);
     td_tensor max = td_max_at(x, TD_LAST, TD_KEEP, here);
     td_tensor log_sum = td_log_at(td_sum_at(td_exp_at(td_sub_at(x, max, here), here), TD_LAST, TD_DROP, here), here);
-    td_tensor hot = one_hot(call->in[1], shape.dim[shape.rank - 1], dtype, here);
-    td_tensor chosen = td_sum_at(td_mul_at(td_sub_at(x, max, here), hot, here), TD_LAST, TD_DROP, here);
+    td_tensor hot = td_one_hot_at(call->in[1], shape.dim[shape.rank - 1], dtype, here);
+    td_tensor at_label = td_where_at(hot, td_sub_at(x, max, here), td_constant_like(x, 0, here), here);
+    td_tensor chosen = td_sum_at(at_label, TD_LAST, TD_DROP, here);
     return td_sub_at(log_sum, chosen, here);
 }
 
@@ -180,7 +172,7 @@ static td_tensor slope_decomposed(const td_gradient_call *call)
     td_dtype dtype = td_dtype_at(x);
     td_shape shape = td_shape_at(x), column = td_shape_at(d);
     column.dim[column.rank++] = 1;
-    td_tensor hot = one_hot(call->in[1], shape.dim[shape.rank - 1], dtype, here);
+    td_tensor hot = td_one_hot_at(call->in[1], shape.dim[shape.rank - 1], dtype, here);
     td_tensor slope = td_sub_at(td_softmax_at(x, here), hot, here);
     return td_mul_at(slope, td_as(td_reshape_at(d, column, here), dtype, here), here);
 }

@@ -42,17 +42,23 @@ static float sum_exp_f32(const float *x, int64_t count, float max)
     return sum;
 }
 
+/* What exponentials are taken beside: -infinities have no distance from their max, and are 0 beside any number. */
+static double pivot_of(double max)
+{
+    return max > -INFINITY ? max : 0;
+}
+
 static td_row_sum sum_exp_f64(const double *x, int64_t count)
 {
     td_row_sum s = { .max = -INFINITY };
     for (int64_t i = 0; i < count; i++)
         s.max = x[i] > s.max ? x[i] : s.max;
     for (int64_t i = 0; i < count; i++)
-        s.sum += exp(x[i] - s.max);
+        s.sum += exp(x[i] - pivot_of(s.max));
     return s;
 }
 
-/* A block with a larger max than those before rescales their sum. A block of -infinities adds nothing. */
+/* A block with a larger max than those before rescales their sum. A block of -infinities adds nothing, one of NaN NaN. */
 td_row_sum td_row_sum_exp(const td_arg *x, int64_t at, int64_t count)
 {
     if (x->dtype == TD_F64)
@@ -63,8 +69,7 @@ td_row_sum td_row_sum_exp(const td_arg *x, int64_t at, int64_t count)
         int64_t n = td_smaller(BLOCK, count - done);
         const float *values = td_view_f32(x->dtype, td_arg_at(x, at + done), n, tile);
         double block = max_f32(values, n), max = block > s.max ? block : s.max;
-        if (max > -INFINITY)
-            s.sum = s.sum * exp(s.max - max) + sum_exp_f32(values, n, (float)max);
+        s.sum = s.sum * exp(s.max - pivot_of(max)) + sum_exp_f32(values, n, (float)pivot_of(max));
         s.max = max;
     }
     return s;

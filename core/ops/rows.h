@@ -5,7 +5,7 @@
 #include "core/ops/op.h"
 
 typedef struct td_row_sum {
-    double max, sum; /* of x, of exp(x - max) */
+    double max, sum; /* of x, of exp(x - max); a max of -inf: of exp(x) */
 } td_row_sum;
 
 /* Over elements [at, at + count) of x, read once. */
