@@ -21,8 +21,9 @@ static inline double gelu_tanh(double x)
 }
 static inline double gelu_tanh_slope(double x)
 {
-    double s = sigmoid(1.5957691216057308 * x * (1 + 0.044715 * x * x));
-    return s + x * s * (1 - s) * 1.5957691216057308 * (1 + 0.134145 * x * x);
+    double z = fmin(x * x, 1e4); /* where s is 0 or 1: 0 times infinity would be NaN */
+    double s = sigmoid(1.5957691216057308 * x * (1 + 0.044715 * z));
+    return s + x * s * (1 - s) * 1.5957691216057308 * (1 + 0.134145 * z);
 }
 static inline double silu(double x) { return x * sigmoid(x); }
 static inline double silu_slope(double x)

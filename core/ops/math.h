@@ -57,7 +57,7 @@ static inline float td_tanh_f32(float x)
     p = p * z - 5.37397155531e-2f;
     p = p * z + 1.33314422036e-1f;
     p = p * z - 3.33332819422e-1f;
-    float near = p * z * x + x;
+    float near = (p * z + 1) * x; /* as a product: a zero keeps its sign */
     float far = 1 - 2 / (td_exp_f32(2 * size) + 1);
     far = x < 0 ? -far : far;
     return size < 0.625f ? near : far;
@@ -96,6 +96,7 @@ static inline float td_log1p_f32(float x)
     float u = 1 + x;
     float y = td_log_f32(u) - (u - 1 - x) / u;
     y = x > 3.4028234664e38f ? x : y;                       /* infinity */
+    y = x == 0 ? x : y;                                     /* with its sign */
     return x == -1 ? -__builtin_inff() : y;
 }
 
@@ -108,7 +109,7 @@ static inline float td_expm1_f32(float x)
     p = p * x + 4.1665795894e-2f;
     p = p * x + 1.6666665459e-1f;
     p = p * x + 5.0000001201e-1f;
-    float near = p * (x * x) + x;
+    float near = (p * x + 1) * x; /* as a product: a zero keeps its sign */
     float far = td_exp_f32(x) - 1;
     return x < 0.34f && x > -0.34f ? near : far;
 }
@@ -192,8 +193,10 @@ static inline float td_gelu_tanh_f32(float x)
 
 static inline float td_gelu_tanh_slope_f32(float x)
 {
-    float s = td_sigmoid_f32(1.59576912f * x * (1 + 0.044715f * x * x));
-    return s + x * s * (1 - s) * 1.59576912f * (1 + 0.134145f * x * x);
+    float z = x * x;
+    z = z > 1e4f ? 1e4f : z; /* where s is 0 or 1: 0 times infinity would be NaN */
+    float s = td_sigmoid_f32(1.59576912f * x * (1 + 0.044715f * z));
+    return s + x * s * (1 - s) * 1.59576912f * (1 + 0.134145f * z);
 }
 
 static inline float td_silu_f32(float x) { return x * td_sigmoid_f32(x); }
