@@ -46,7 +46,7 @@ typedef struct td_shape {
 #define TD_SHAPE(...) td_shape_of((int)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)), (int64_t[]){ __VA_ARGS__ })
 #endif
 TD_API td_shape td_shape_of(int rank, const int64_t *dims);
-TD_API int64_t td_shape_elements(td_shape shape);
+TD_API int64_t td_shape_elements(td_shape shape);             /* INT64_MAX if there are more */
 TD_API bool td_shape_equal(td_shape a, td_shape b);
 
 typedef struct td_context td_context;
@@ -348,7 +348,8 @@ TD_API bool td_machine_measure(td_context *td, int share, td_machine *out);
 
 /* ---- Operations ------------------------------------------------------------------------------------------
  * Pointwise operations broadcast as NumPy does: shapes are aligned at their last dimension, and a size of 1
- * stretches. Operands have one dtype. Errors name the operation and both shapes.
+ * stretches. Operands have one dtype. Errors name the operation and both shapes. Infinities, NaN and the sign of a zero pass as in
+ * C's math.h. Integers are computed in f64, so exactly to 2^53, cut towards zero and clamped to their range; NaN gives 0.
  *
  * C leaves the order of arguments to the compiler: of two calls that record in one argument list either may come first. That
  * matters to what is printed, and to random draws, which are keyed by their order within a module. */
@@ -492,7 +493,8 @@ TD_API td_tensor td_linear_at(td_tensor x, td_tensor weight, td_tensor bias, td_
 /* exp(x - max x) / sum exp(x - max x), along the last dimension. */
 #define td_softmax(x) td_softmax_at((x), TD_HERE)
 TD_API td_tensor td_softmax_at(td_tensor x, td_here here);
-/* log softmax(x) (..., D) and log sum exp(x) (...), f32 or f64, along the last dimension, without overflow. */
+/* log softmax(x) (..., D) and log sum exp(x) (...), f32 or f64, along the last dimension, without overflow. Of a row of -inf: NaN and
+ * -inf; of a row with +inf: NaN and +inf. */
 #define td_log_softmax(x) td_log_softmax_at((x), TD_HERE)
 #define td_logsumexp(x) td_logsumexp_at((x), TD_HERE)
 TD_API td_tensor td_log_softmax_at(td_tensor x, td_here here);
@@ -544,7 +546,8 @@ TD_API td_tensor td_gather_at(td_tensor x, td_tensor ids, td_here here);
 /* The reverse: ids (..., K) i32, values (..., K) -> (..., columns), the sum of the values at each place; f32 for 16-bit floats. */
 #define td_scatter_add(ids, values, columns) td_scatter_add_at((ids), (values), (columns), TD_HERE)
 TD_API td_tensor td_scatter_add_at(td_tensor ids, td_tensor values, int64_t columns, td_here here);
-/* ids (...) i32 -> (..., classes), 1 at the id's place and 0 elsewhere; all 0 for an id outside [0, classes). No gradient. */
+/* ids (...) i32 -> (..., classes), 1 at the id's place and 0 elsewhere; all 0 for an id outside [0, classes), of which there are at
+ * most 2^31 - 1. No gradient. */
 #define td_one_hot(ids, classes, dtype) td_one_hot_at((ids), (classes), (dtype), TD_HERE)
 TD_API td_tensor td_one_hot_at(td_tensor ids, int64_t classes, td_dtype dtype, td_here here);
 

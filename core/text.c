@@ -38,8 +38,12 @@ td_shape td_shape_of(int rank, const int64_t *dims)
 int64_t td_shape_elements(td_shape shape)
 {
     int64_t n = 1;
-    for (int64_t i = 0; i < shape.rank; i++) n *= shape.dim[i];
-    return n;
+    bool fits = true, none = false;
+    for (int64_t i = 0; i < shape.rank; i++) {
+        fits &= !__builtin_mul_overflow(n, shape.dim[i], &n);
+        none |= shape.dim[i] == 0;
+    }
+    return none ? 0 : fits ? n : INT64_MAX;
 }
 
 bool td_shape_possible(td_shape shape, td_dtype dtype)

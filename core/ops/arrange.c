@@ -84,8 +84,9 @@ td_tensor td_tril_at(td_tensor x, int64_t diagonal, td_here here)
     if (shape.rank < 2)
         return td_refuse(x.td, "tril", here, "needs at least two dimensions");
     int64_t rows = shape.dim[shape.rank - 2], columns = shape.dim[shape.rank - 1];
-    td_tensor row = td_reshape_at(td_iota_at(x.td, TD_I32, rows, here), TD_SHAPE(rows, 1), here);
-    td_tensor distance = td_sub_at(td_iota_at(x.td, TD_I32, columns, here), row, here);
+    td_dtype index = rows > INT32_MAX || columns > INT32_MAX ? TD_I64 : TD_I32;
+    td_tensor row = td_reshape_at(td_iota_at(x.td, index, rows, here), TD_SHAPE(rows, 1), here);
+    td_tensor distance = td_sub_at(td_iota_at(x.td, index, columns, here), row, here);
     td_tensor kept = td_less_equal_at(distance, td_constant_like(row, (double)diagonal, here), here);
     return td_where_at(td_as(kept, dtype, here), x, td_constant_like(x, 0, here), here);
 }

@@ -239,6 +239,8 @@ td_tensor td_one_hot_at(td_tensor ids, int64_t classes, td_dtype dtype, td_here 
     td_shape column = td_shape_at(ids);
     if (td_dtype_at(ids) != TD_I32 || column.rank == TD_MAX_DIMS)
         return td_refuse(ids.td, "one_hot", here, "needs i32 ids of fewer than %d dimensions", TD_MAX_DIMS);
+    if (classes < 0 || classes > INT32_MAX)
+        return td_refuse(ids.td, "one_hot", here, "cannot have %lld classes: ids are i32", (long long)classes);
     column.dim[column.rank++] = 1;
     td_tensor numbers = td_iota_at(ids.td, TD_I32, classes, here);
     return td_as(td_equal_at(td_reshape_at(ids, column, here), numbers, here), dtype, here);

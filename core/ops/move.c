@@ -159,6 +159,11 @@ static void axis_place(const td_program *p, const td_node *n, int64_t axis, td_p
 static bool slice_shape(td_call *call)
 {
     const td_slice_attr *attr = call->attr;
+    td_shape shape = call->in[0]->shape;
+    char text[TD_SHAPE_TEXT];
+    if (attr->begin < 0 || attr->end < attr->begin || attr->end > shape.dim[attr->axis])
+        return td_call_fail(call, "[%lld, %lld) is not within dimension %lld of shape %s", (long long)attr->begin,
+                            (long long)attr->end, (long long)attr->axis, td_shape_text(shape, text));
     td_call_like(call, 0);
     call->out[0].shape.dim[attr->axis] = attr->end - attr->begin;
     return true;
@@ -257,9 +262,6 @@ td_tensor td_slice_at(td_tensor x, int axis, int64_t begin, int64_t end, td_here
     char text[TD_SHAPE_TEXT];
     if (attr.axis < 0)
         return td_refuse(x.td, "slice", here, "there is no dimension %d in shape %s", axis, td_shape_text(shape, text));
-    if (begin < 0 || end < begin || end > shape.dim[attr.axis])
-        return td_refuse(x.td, "slice", here, "[%lld, %lld) is not within dimension %d of shape %s", (long long)begin,
-                         (long long)end, axis, td_shape_text(shape, text));
     return begin == 0 && end == shape.dim[attr.axis] ? x : td_record(&td_op_slice, here, 1, &x, &attr);
 }
 
@@ -283,7 +285,8 @@ static bool concat_shape(td_call *call)
                                 td_shape_text(call->in[0]->shape, text[0]), td_shape_text(in, text[1]),
                                 (long long)attr->axis);
         }
-        out->dim[attr->axis] += in.dim[attr->axis];
+        if (__builtin_add_overflow(out->dim[attr->axis], in.dim[attr->axis], &out->dim[attr->axis]))
+            return td_call_fail(call, "dimension %lld of the result does not fit 63 bits", (long long)attr->axis);
     }
     return true;
 }
@@ -350,6 +353,8 @@ const td_op td_op_concat = {
 
 td_tensor td_concat_at(const td_tensor *parts, int count, int axis, td_here here)
 {
+    if (count < 1)
+        return td_no_tensor(NULL);
     for (int i = 0; i < count; i++)
         if (td_failed(parts[i]))
             return parts[i];

@@ -423,6 +423,8 @@ static bool argmax_shape(td_call *call)
     char text[TD_SHAPE_TEXT];
     if (shape.rank == 0 || shape.dim[shape.rank - 1] == 0)
         return td_call_fail(call, "needs a last dimension that is not empty, got shape %s", td_shape_text(shape, text));
+    if (shape.dim[shape.rank - 1] > INT32_MAX)
+        return td_call_fail(call, "the last dimension of shape %s has more indices than i32", td_shape_text(shape, text));
     shape.dim[--shape.rank] = 0;
     call->out[0].shape = shape;
     call->out[0].dtype = TD_I32;

@@ -101,17 +101,19 @@ td_tensor td_reshape_at(td_tensor x, td_shape shape, td_here here)
 {
     if (td_failed(x))
         return x;
-    int64_t known = 1, unknown = -1, elements = td_shape_elements(td_shape_at(x));
+    int64_t unknown = -1, elements = td_shape_elements(td_shape_at(x));
+    td_shape given = shape;
     char text[2][TD_SHAPE_TEXT];
     for (int i = 0; i < shape.rank; i++) {
-        if (shape.dim[i] == -1 && unknown < 0)
+        if (shape.dim[i] == -1 && unknown < 0) {
             unknown = i;
-        else if (shape.dim[i] < 0)
+            given.dim[i] = 1;
+        } else if (shape.dim[i] < 0) {
             return td_refuse(x.td, "reshape", here, "to %s: only one size may be -1, none less",
                              td_shape_text(shape, text[0]));
-        else
-            known *= shape.dim[i];
+        }
     }
+    int64_t known = td_shape_elements(given);
     if (unknown >= 0 && (known == 0 || elements % known != 0))
         return td_refuse(x.td, "reshape", here, "shape %s does not divide into %s",
                          td_shape_text(td_shape_at(x), text[0]), td_shape_text(shape, text[1]));

@@ -26,6 +26,8 @@ static bool top_k_shape(td_call *call)
     if (shape.rank < 1 || attr->k < 0 || attr->k > shape.dim[shape.rank - 1])
         return td_call_fail(call, "cannot choose %lld along the last dimension of shape %s", (long long)attr->k,
                             td_shape_text(shape, text));
+    if (shape.dim[shape.rank - 1] > INT32_MAX)
+        return td_call_fail(call, "the last dimension of shape %s has more indices than i32", td_shape_text(shape, text));
     if (!td_is_float(dtype))
         return td_call_fail(call, "needs a float operand, got %s", td_dtype_name(dtype));
     shape.dim[shape.rank - 1] = attr->k;
