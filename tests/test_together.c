@@ -79,8 +79,8 @@ static td_tensor loss_of(network *n, const batch *b, int first, how how)
     return td_cross_entropy(nn_linear_apply(&n->head, x), labels);
 }
 
-/* Records and runs one step: losses[0] of training, [1] of the averages in the middle of the step, [2] the norm. */
-static bool one_step(network *n, batch *b, int step, int first, how how, double *losses)
+/* Records the micro-batches, the update and that of the averages; gives the loss of all rows. */
+static td_tensor record_training(network *n, batch *b, int step, int first, how how)
 {
     td_tensor sum = TD_NO_TENSOR;
     for (int m = 0; m < MICROS; m++) {
@@ -92,6 +92,13 @@ static bool one_step(network *n, batch *b, int step, int first, how how, double 
     td_keep(sum);
     opt_step(n->opt, 0.1);
     opt_ema_update(n->ema);
+    return sum;
+}
+
+/* Runs one step: losses[0] of training, [1] of the averages in the middle of the step, [2] the norm. */
+static bool one_step(network *n, batch *b, int step, int first, how how, double *losses)
+{
+    td_tensor sum = record_training(n, b, step, first, how);
     opt_ema_begin(n->ema);
     td_set_mode(n->td, TD_EVAL);
     losses[1] = td_item(loss_of(n, &b[0], first, PLAINLY)); /* records what td_step runs again; assigns the cache like the others */
@@ -234,13 +241,35 @@ static bool works_with(memory_test *memory)
     return good;
 }
 
-START_TEST(test_every_allocation_may_fail)
+/* A step of two ranks under fsdp, planned. */
+static bool plans_with(memory_test *memory)
+{
+    td_context *td = open_allocating(memory, TD_F64);
+    par_world *world = par_world_none(2, 1);
+    par_attach(td, world, 1, &(par_options){ .strategy = "fsdp" });
+    network n = open_network(td);
+    batch b[MICROS];
+    record_training(&n, b, 0, BATCH / 2, RECOMPUTED);
+    bool good = td_plan(td);
+    ck_assert_int_eq(td_error(td), good ? TD_OK : TD_ERROR_MEMORY);
+    td_close(td);
+    par_world_close(world);
+    return good;
+}
+
+static void refuse_each(bool (*works)(memory_test *memory))
 {
     memory_test memory = { .refused = -1 };
     int refused = 0, by = check_all() ? 1 : 3;
-    for (memory_refuse(&memory, 0); !works_with(&memory); memory_refuse(&memory, refused += by)) ck_assert_int_eq(memory.held, 0);
+    for (memory_refuse(&memory, 0); !works(&memory); memory_refuse(&memory, refused += by)) ck_assert_int_eq(memory.held, 0);
     ck_assert_int_eq(memory.held, 0);
     ck_assert_int_gt(refused, 300);
+}
+
+START_TEST(test_every_allocation_may_fail)
+{
+    refuse_each(works_with);
+    refuse_each(plans_with);
 }
 END_TEST
 
