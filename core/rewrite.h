@@ -365,7 +365,7 @@ TD_API void td_blend_at(const td_state *moments, int count, td_tensor keep, td_h
 
 /* From now on td_use(s) reads `other`, of the same shape and dtype, and s itself can be neither assigned nor updated, until it is
  * `other` of id TD_NONE or td_clear_error. A state may stand in for itself. What td_state_read and td_state_write reach is s.
- * Neither needs a context without error. */
+ * Both work in a context that has failed, too. */
 TD_API void td_stand_in(td_state s, td_state other);
 TD_API bool td_has_stand_in(td_state s);
 
