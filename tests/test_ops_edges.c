@@ -11,6 +11,8 @@
 
 #include "core/internal.h"
 
+#include <tandem/nn.h>
+#include <tandem/optim.h>
 #include <tandem/parallel.h>
 
 /* ---- Cases with other sizes --------------------------------------------------------------------------------- */
@@ -470,6 +472,49 @@ START_TEST(test_ranks_without_rows_give_what_one_gives)
 }
 END_TEST
 
+/* Two parameters of one element and one of two on three ranks: two steps of AdamW, then the loss. */
+typedef struct small_job {
+    const char *strategy;
+    double loss;
+} small_job;
+
+static int run_small(par_world *world, int rank, void *user)
+{
+    small_job *j = user;
+    static const double x[2] = { 1, -3 };
+    td_context *td = td_open(&(td_options){ .dtype = TD_F64, .threads = 1, .seed = 3, .poison = true });
+    if (world)
+        par_attach(td, world, rank, &(par_options){ .strategy = j->strategy });
+    nn_linear one = nn_linear_make(td_root(td), "one", 2, 1);
+    td_state scale = td_parameter(td_root(td), "scale", TD_SHAPE(1), td_init_constant(2));
+    opt_optimizer *adamw = opt_adamw(td_root(td), NULL);
+    for (int step = 0; step < 3; step++) {
+        td_tensor y = nn_linear_apply(&one, td_input(td, "x", TD_F64, TD_SHAPE(1, 2), x));
+        td_tensor loss = td_mean(td_square(td_mul(y, td_use(scale))), TD_ALL, TD_DROP);
+        td_backward(loss);
+        opt_step(adamw, 0.1);
+        bool good = td_step(td);
+        if (rank == 0)
+            j->loss = good ? td_item(loss) : NAN;
+    }
+    td_close(td);
+    return 0;
+}
+
+START_TEST(test_parameters_smaller_than_the_ranks)
+{
+    const char *const strategies[] = { "single", "ddp", "fsdp" };
+    small_job job[3];
+    for (int s = 0; s < 3; s++) {
+        job[s] = (small_job){ .strategy = strategies[s] };
+        ck_assert_int_eq(par_run_threads(s ? 3 : 1, &(par_world_options){ .timeout_s = 20 }, run_small, &job[s]), 0);
+        ck_assert_msg(fabs(job[s].loss - job[0].loss) <= 1e-12, "%s: %.17g, not %.17g", strategies[s], job[s].loss, job[0].loss);
+    }
+    ck_assert(job[0].loss > 0);
+}
+END_TEST
+
 TESTS("ops_edges", test_no_elements_are_computed_or_refused_by_name, test_one_element_in_every_dimension,
       test_sizes_that_no_vector_divides_agree_with_f64, test_sizes_of_1_stretch_in_every_position,
-      test_ranks_without_rows_give_what_one_gives)
+      test_ranks_without_rows_give_what_one_gives,
+      test_parameters_smaller_than_the_ranks)

@@ -309,7 +309,8 @@ START_TEST(test_indices_out_of_range_reach_nothing)
     EXPECT_VALUES(td_gradient(rows, table), 0, 0, 0);
     EXPECT_VALUES(chosen, N, N, N, N);
     EXPECT_VALUES(td_gradient(chosen, x), 0, 0, 0);
-    EXPECT_VALUES(td_scatter_add(row, ROW(td, 1, 2, 3, 4), 3), 0, 0, 0);
+    td_tensor pairs = td_reshape(IDS(td, INT32_MIN, 3, -1, INT32_MAX), 2, 2); /* past the first row lies the second */
+    EXPECT_VALUES(td_scatter_add(pairs, td_reshape(ROW(td, 1, 2, 3, 4), 2, 2), 3), 0, 0, 0, 0, 0, 0);
     EXPECT_VALUES(td_one_hot(far, 3, TD_F64), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
     td_tensor logits = td_broadcast(x, TD_SHAPE(4, 3));
     EXPECT_VALUES(td_sum(td_cross_entropy(logits, far), TD_ALL, TD_DROP), N);
