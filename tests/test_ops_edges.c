@@ -4,7 +4,7 @@
  *
  * A case with another size is either computed, its result shaped as the placement rule says, or refused in the
  * operation's name.
- * Labels: valgrind threads
+ * Labels: threads
  * Timeout: 600 s
  */
 #include "tests/cases.h"
