@@ -90,6 +90,8 @@ static const td_case linear_cases[] = {
     { .in = { TD_RANDN(2, 3, 7), TD_RANDN(4, 7), TD_RANDN(4) }, .note = "two dimensions of rows" },
     { .in = { TD_RANDN(3), TD_RANDN(2, 3), TD_RANDN(2) }, .note = "one row" },
     { .in = { TD_RANDN(33, 65), TD_RANDN(17, 65), TD_RANDN(17) }, .note = "no multiple of any tile" },
+    { .in = { TD_RANDN(1, 83), TD_RANDN(135, 83), TD_RANDN(135) }, .note = "few rows, several tiles of columns" },
+    { .in = { TD_RANDN(3, 48), TD_RANDN(70, 48), TD_RANDN(70) } },
     { .in = { TD_RANDN(0, 3), TD_RANDN(5, 3), TD_RANDN(5) }, .note = "no rows" },
     TD_CASES_END
 };

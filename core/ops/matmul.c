@@ -159,6 +159,7 @@ static const td_case matmul_cases[] = {
     { .in = { TD_RANDN(2, 3, 4), TD_RANDN(5, 4) }, .attr = FLAGS(0, 1) },
     { .in = { TD_RANDN(2, 4, 3), TD_RANDN(5, 4) }, .attr = FLAGS(1, 1) },
     { .in = { TD_RANDN(37, 29), TD_RANDN(29, 23) }, .attr = FLAGS(0, 0), .note = "no multiple of any tile" },
+    { .in = { TD_RANDN(2, 34), TD_RANDN(67, 34) }, .attr = FLAGS(0, 1), .note = "few rows" },
     { .in = { TD_RANDN(3, 0), TD_RANDN(0, 5) }, .attr = FLAGS(0, 0), .note = "a sum over nothing" },
     TD_CASES_END
 };

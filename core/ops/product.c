@@ -2,6 +2,7 @@
 #include "core/ops/product.h"
 
 #include "core/ops/convert.h"
+#include "core/ops/few_rows.h"
 #include "core/ops/gemm.h"
 #include "core/ops/op.h"
 
@@ -11,16 +12,26 @@ static bool is_empty(const td_onednn_product *p)
     return p->batch == 0 || p->m == 0 || p->n == 0 || p->k == 0;
 }
 
-bool td_product_prepare(td_context *td, const td_kernel *k, td_onednn_product p, td_preparation *out)
+static td_onednn_product typed(const td_kernel *k, td_onednn_product p)
 {
     p.dtype = k->in[0].dtype;
     p.out_dtype = k->out[0].dtype;
     p.has_bias = k->inputs > 2;
     p.bias_dtype = p.has_bias ? k->in[2].dtype : p.dtype;
+    return p;
+}
+
+bool td_product_prepare(td_context *td, const td_kernel *k, td_onednn_product p, td_preparation *out)
+{
+    p = typed(k, p);
     if (is_empty(&p))
         return true;
     if (p.dtype == TD_F64) {
         out->workspace_bytes = td_gemm_workspace(p.m, p.n, p.k);
+        return true;
+    }
+    if (td_few_rows_fits(&p)) {
+        out->workspace_bytes = td_few_rows_workspace(&p);
         return true;
     }
     if (p.dtype == TD_F32 || p.dtype == TD_BF16)
@@ -58,12 +69,15 @@ static void run_f64(const td_kernel *k, const td_onednn_product *p)
     }
 }
 
-void td_product_run(const td_kernel *k, const td_onednn_product *p)
+void td_product_run(const td_kernel *k, const td_onednn_product *product)
 {
+    td_onednn_product typed_product = typed(k, *product), *p = &typed_product;
     if (is_empty(p))
         run_empty(k, p);
     else if (k->in[0].dtype == TD_F64)
         run_f64(k, p);
+    else if (td_few_rows_fits(p))
+        td_few_rows(k, p);
     else
         td_onednn_run(k, k->in[0].data, k->in[1].data, k->inputs > 2 ? k->in[2].data : NULL, k->out[0].data);
 }
