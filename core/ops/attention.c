@@ -293,6 +293,12 @@ static const td_case attention_cases[] = {
       .attr = ATTENTION(.causal = 1, .p = 0.1, .key = 5, .window = 90), .note = "several blocks" },
     { .in = { TD_SCALED(30, 2, 1, 40, 8), TD_SCALED(30, 2, 1, 70, 8), TD_RANDN(2, 1, 70, 16) },
       .attr = ATTENTION(.p = 0), .note = "would overflow without the max", .no_gradient_check = true },
+    { .in = { TD_RANDN(4, 4, 1, 17), TD_RANDN(4, 2, 150, 17), TD_RANDN(4, 2, 150, 9), TD_LABELS(151, 4) },
+      .attr = ATTENTION(.causal = 1, .positions = 1), .note = "one query" },
+    { .in = { TD_RANDN(4, 2, 1, 8), TD_RANDN(4, 2, 90, 8), TD_RANDN(4, 2, 90, 8), TD_LABELS(91, 4) },
+      .attr = ATTENTION(.lengths = 1, .window = 70), .note = "one query, a window" },
+    { .in = { TD_SCALED(30, 2, 1, 1, 8), TD_SCALED(30, 2, 1, 70, 8), TD_RANDN(2, 1, 70, 16) },
+      .attr = ATTENTION(.p = 0), .note = "one query, would overflow without the max", .no_gradient_check = true },
     { .in = { TD_RANDN(2, 1, 3, 4), TD_RANDN(2, 1, 0, 4), TD_RANDN(2, 1, 0, 4) }, .attr = ATTENTION(.causal = 1),
       .note = "no keys: zeros", .no_gradient_check = true },
     TD_CASES_END

@@ -191,10 +191,16 @@ static void NAME(stream)(const queries *q, int64_t keys, T *s, T *max, T *sum, T
     }
 }
 
+#include "core/ops/attention_row.h"
+
 /* o and the logsumexp of one block of queries. */
 static void NAME(forward)(const queries *q, char *room)
 {
     const attention *w = q->work;
+    if (w->rows == 1 && w->attr->p == 0) {
+        NAME(forward_row)(q, room);
+        return;
+    }
     T *qt = NAME(take)(&room, w->depth * QUERIES), *ot = NAME(take)(&room, w->values * QUERIES);
     T *s = NAME(take)(&room, KEYS * QUERIES);
     T *k_room = NAME(take)(&room, KEYS * w->depth), *v_room = NAME(take)(&room, KEYS * w->values);
