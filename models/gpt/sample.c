@@ -1,27 +1,23 @@
 /* gpt sample: text after a prompt, token by token, as it comes.
  *
- * Each token is drawn from softmax(logits / temperature) of the top-k logits, and of these from the fewest whose probabilities sum to
- * top-p (Holtzman et al., arXiv:1904.09751). Draws are keyed by the seed and the token's number: one seed gives one text.
+ * Tokens are drawn as draw.h says, by random numbers keyed by the seed and the token's number: one seed gives one text.
  *
  * Keys and values of what was read are cached, so a token costs one row. When the context is full its last half is read again from
  * position 0, since what was computed at learned positions cannot move.
  */
 #include <errno.h>
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #include "core/json.h"
+#include "models/gpt/draw.h"
 #include "models/gpt/gpt.h"
 
 enum { ROWS = 64, PENDING = 256 }; /* rows of a step that reads: two plans serve all, this and one row */
-
-typedef struct choice {
-    double logit;
-    int32_t id;
-} choice;
 
 typedef struct sampler {
     run_loop *run;
@@ -33,11 +29,13 @@ typedef struct sampler {
 
     int32_t *ids;                 /* the prompt's and those drawn */
     int64_t count, room, prompt;
+    int64_t shown;                /* the first that is text: a token between texts that begins this one is not */
     int64_t begin, cached;        /* ids[begin] is at position 0; so many from there on are in the caches */
     int32_t *rows, *places;       /* (1, context) */
     int32_t position, last;       /* of the first row; the row that is asked for */
-    void *logits;                 /* (vocabulary) as read */
-    choice *choices;              /* (vocabulary) */
+    double *logits;               /* (vocabulary); read as the model's dtype */
+    gpt_draw_options draw;
+    gpt_choice *choices;          /* (vocabulary) */
     double uniform;               /* the draw */
 
     char pending[PENDING];        /* bytes that are no whole character yet */
@@ -99,6 +97,7 @@ static bool encode_beginning(sampler *s)
         if (id < 0) continue;
         if (!room_for(s, 1 + run_flag_whole(s->run, "tokens"))) return false;
         s->ids[s->count++] = id;
+        s->prompt = s->shown = 1;
         return true;
     }
     td_fail(s->td, TD_ERROR_USAGE, "this tokenizer has no token that a text begins with: give a --prompt");
@@ -177,65 +176,18 @@ static bool next_logits(sampler *s)
     return true;
 }
 
-/* ---- The draw --------------------------------------------------------------------------------------------- */
-
-/* Larger logits first; equal ones by id. */
-static int by_logit(const void *a, const void *b)
-{
-    const choice *x = a, *y = b;
-    if (x->logit != y->logit) return x->logit < y->logit ? 1 : -1;
-    return (x->id > y->id) - (x->id < y->id);
-}
-
-/* All tokens with logit / temperature, the largest logit subtracted; false: they are no numbers. */
-static bool list_choices(sampler *s, double temperature)
-{
-    double largest = -INFINITY;
-    for (int64_t i = 0; i < s->vocabulary; i++) {
-        double logit = td_float(s->td) == TD_F64 ? ((const double *)s->logits)[i] : (double)((const float *)s->logits)[i];
-        if (isnan(logit)) {
-            td_fail(s->td, TD_ERROR_NUMBER, "the model gives NaN for token %lld: its checkpoint is of no use", (long long)i);
-            return false;
-        }
-        s->choices[i] = (choice){ logit, (int32_t)i };
-        if (logit > largest) largest = logit;
-    }
-    for (int64_t i = 0; i < s->vocabulary; i++) s->choices[i].logit = (s->choices[i].logit - largest) / temperature;
-    return true;
-}
-
-/* The token where the sum of probabilities, from the first choice on, passes `uniform` of what is chosen among. */
-static int32_t draw(const sampler *s, int64_t choices, double top_p)
-{
-    double total = 0, kept = 0, sum = 0;
-    int64_t n = 0;
-    for (int64_t i = 0; i < choices; i++) total += exp(s->choices[i].logit);
-    while (n < choices && (n == 0 || kept < top_p * total)) kept += exp(s->choices[n++].logit);
-    for (int64_t i = 0; i + 1 < n; i++) {
-        sum += exp(s->choices[i].logit);
-        if (sum > s->uniform * kept) return s->choices[i].id;
-    }
-    return s->choices[n - 1].id;
-}
-
-static int32_t greedy(const sampler *s)
-{
-    int64_t best = 0;
-    for (int64_t i = 1; i < s->vocabulary; i++)
-        if (s->choices[i].logit > s->choices[best].logit) best = i;
-    return s->choices[best].id;
-}
-
+/* The next token; -1 after an error. */
 static int32_t choose(sampler *s)
 {
-    double temperature = run_flag_number(s->run, "temperature"), top_p = run_flag_number(s->run, "top-p");
-    int64_t top_k = run_flag_whole(s->run, "top-k"), choices = s->vocabulary;
-    if (!list_choices(s, temperature > 0 ? temperature : 1)) return -1;
-    if (temperature == 0) return greedy(s);
-    bool cuts = (top_k && top_k < choices) || top_p < 1;
-    if (cuts) qsort(s->choices, (size_t)choices, sizeof *s->choices, by_logit);
-    if (top_k && top_k < choices) choices = top_k;
-    return draw(s, choices, top_p);
+    if (td_float(s->td) == TD_F32) /* widened in place, from the end */
+        for (int64_t i = s->vocabulary; i-- > 0;) {
+            float narrow;
+            memcpy(&narrow, (const char *)s->logits + i * (int64_t)sizeof narrow, sizeof narrow);
+            s->logits[i] = narrow;
+        }
+    int32_t id = gpt_draw(s->logits, s->vocabulary, &s->draw, s->uniform, s->choices);
+    if (id < 0) td_fail(s->td, TD_ERROR_NUMBER, "the model's logits are no numbers: its checkpoint is of no use");
+    return id;
 }
 
 /* ---- The text --------------------------------------------------------------------------------------------- */
@@ -298,7 +250,7 @@ static void put_report(sampler *s, td_json_writer *w, const char *text)
     td_json_put_string(w, "dtype", run_flag_text(s->run, "dtype"));
     td_json_put_unsigned(w, "seed", td_seed(s->td));
     td_json_put_integer(w, "params", td_parameter_elements(s->td));
-    td_json_put_integer(w, "prompt_tokens", s->prompt);
+    td_json_put_integer(w, "prompt_tokens", s->prompt - s->shown);
     td_json_put_integer(w, "tokens", drawn);
     td_json_put_number(w, "first_token_ms", 1000 * s->first_s);
     td_json_put_number(w, "tokens_per_s", drawn > 1 ? (double)(drawn - 1) / s->rest_s : (double)NAN);
@@ -310,13 +262,13 @@ static void put_report(sampler *s, td_json_writer *w, const char *text)
 /* The whole text, the prompt included, in one object. */
 static void print_object(sampler *s)
 {
-    int64_t begin = s->prompt ? 0 : 1, bytes = data_tokenizer_decode(s->tokenizer, s->ids + begin, s->count - begin, NULL, 0);
+    int64_t bytes = data_tokenizer_decode(s->tokenizer, s->ids + s->shown, s->count - s->shown, NULL, 0);
     char *text = bytes < 0 ? NULL : malloc((size_t)bytes + 1);
     if (!text) {
         td_fail(s->td, TD_ERROR_MEMORY, "out of memory for the text");
         return;
     }
-    data_tokenizer_decode(s->tokenizer, s->ids + begin, s->count - begin, text, bytes);
+    data_tokenizer_decode(s->tokenizer, s->ids + s->shown, s->count - s->shown, text, bytes);
     text[bytes] = 0;
     td_json_writer w = td_json_begin(s->td);
     td_json_open_object(&w, NULL);
@@ -339,6 +291,20 @@ static void print_end(sampler *s)
                            (double)(drawn - 1) / s->rest_s);
 }
 
+/* ---- A signal ends the text, not the middle of a line ----------------------------------------------------- */
+
+static volatile sig_atomic_t came; /* a handler can reach nothing else */
+
+static void note(int number) { came = number; }
+
+static void on_signals(void (*handler)(int))
+{
+    static const int numbers[] = { SIGINT, SIGTERM };
+    struct sigaction action = { .sa_handler = handler, .sa_flags = SA_RESTART | SA_RESETHAND };
+    sigemptyset(&action.sa_mask);
+    for (int i = 0; i < 2; i++) sigaction(numbers[i], &action, NULL);
+}
+
 /* ---- The whole -------------------------------------------------------------------------------------------- */
 
 static bool open_sampler(sampler *s)
@@ -349,7 +315,7 @@ static bool open_sampler(sampler *s)
     int64_t known = data_tokenizer_vocabulary(s->tokenizer); /* what only fills the model's vocabulary up has no text */
     if (known < s->vocabulary) s->vocabulary = known;
     s->rows = malloc(2 * rows * sizeof *s->rows);
-    s->logits = malloc(tokens * sizeof(double));
+    s->logits = malloc(tokens * sizeof *s->logits);
     s->choices = malloc(tokens * sizeof *s->choices);
     if (!s->rows || !s->logits || !s->choices) {
         td_fail(s->td, TD_ERROR_MEMORY, "out of memory for sampling");
@@ -391,12 +357,15 @@ void gpt_sample(run_loop *run, void *model)
     s->gpt = model;
     s->context = s->gpt->size.context;
     s->vocabulary = s->gpt->size.vocabulary;
+    s->draw = (gpt_draw_options){ .temperature = run_flag_number(run, "temperature"), .top_k = run_flag_whole(run, "top-k"),
+                                  .top_p = run_flag_number(run, "top-p") };
     td_set_mode(td, TD_EVAL);
     int64_t wanted = run_flag_whole(run, "tokens");
     bool json = run_flag_on(run, "json"), ok = open_sampler(s);
+    on_signals(note);
     double begin = now();
-    if (ok && !json) ok = print_all(s, 0, s->prompt);
-    for (int64_t t = 0; ok && t < wanted; t++) {
+    if (ok && !json) ok = print_all(s, s->shown, s->prompt);
+    for (int64_t t = 0; ok && !came && t < wanted; t++) {
         ok = draw_token(s);
         if (t == 0) s->first_s = now() - begin;
         if (ok && !json) ok = print_all(s, s->count - 1, s->count);
@@ -405,4 +374,6 @@ void gpt_sample(run_loop *run, void *model)
     if (ok && json) print_object(s);
     else if (ok) print_end(s);
     close_sampler(s);
+    on_signals(SIG_DFL);
+    if (came) raise(came); /* the status is that of the signal */
 }
