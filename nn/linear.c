@@ -54,6 +54,7 @@ td_tensor nn_linear_apply_at(const nn_linear *l, td_tensor x, td_here here)
 {
     td_enter(l->at);
     td_tensor weight = td_use_at(l->weight, here);
+    if (td_state_dtype(l->weight) == TD_BF16) weight = td_cast_at(weight, td_dtype_at(x), here); /* kept narrow; a bf16 product reads it as it is */
     td_tensor y = l->has_bias ? td_linear_at(x, weight, td_use_at(l->bias, here), here)
                               : td_matmul_at(x, weight, 0, 1, here);
     td_leave(l->at);

@@ -55,6 +55,10 @@ void gpt_caches_make(const gpt *g, gpt_caches *caches, int64_t batch, int64_t le
  * are added to them. -> the logits of row `last` (B) i32 of each sequence (B, vocabulary): those behind it are padding. */
 td_tensor gpt_logits_behind(const gpt *g, const gpt_caches *caches, td_tensor ids, td_tensor places, td_tensor positions, td_tensor last);
 
+/* The products of `g` read bf16 copies of their weights from now on, which do not follow them: for a model under bf16 that no longer
+ * trains, once, on one rank. The copies are states, in the context until it closes. false after an error. (narrow.c) */
+bool gpt_narrow(gpt *g);
+
 /* ---- Tokens (tokens.c): text to ids. --tokenizer says which; a run keeps its own in OUT/model, from where it is taken again */
 
 /* NULL after an error: what is in OUT and what --tokenizer names differ, say. The caller closes it. */

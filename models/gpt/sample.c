@@ -22,7 +22,7 @@ enum { ROWS = 64, PENDING = 256 }; /* rows of a step that reads: two plans serve
 typedef struct sampler {
     run_loop *run;
     td_context *td;
-    const gpt *gpt;
+    gpt *gpt;
     data_tokenizer *tokenizer;
     gpt_caches caches;
     int64_t context, vocabulary;
@@ -322,6 +322,7 @@ static bool open_sampler(sampler *s)
         return false;
     }
     s->places = s->rows + rows;
+    if (!strcmp(run_flag_text(s->run, "dtype"), "bf16") && !gpt_narrow(s->gpt)) return false;
     gpt_caches_make(s->gpt, &s->caches, 1, s->context);
     return read_prompt(s);
 }
