@@ -486,17 +486,22 @@ static bool lower_gradients(differentiation *d)
 
 static bool lower_norm(differentiation *d)
 {
+    bool largest = ((const td_gradient_norm_attr *)td_node_attr(d->in, &d->at))->largest;
     const td_node *gradients = td_producer(d->in, d->in->inputs[d->at.input]);
     const td_gradients_attr *a = td_node_attr(d->in, gradients);
     const uint32_t *states = (const uint32_t *)(a + 1);
+    td_here here = { d->at.file, d->at.line };
+    td_shape parts = TD_SHAPE(d->td->has_parallel && d->td->parallel.unit_multiple ? d->td->parallel.unit_multiple : 1);
     td_id total = TD_NONE;
     for (uint32_t from = 0, unit; (unit = next_unit(d, states, a->count, &from)) != TD_NONE;) {
         td_id gradient = d->entered[unit] + d->td->units[unit].sparse;
-        td_id squares = emit1(d, &td_op_sum_squares, &gradient, 1, NULL, 0, (td_shape){ 0 }, td_float(d->td));
-        if (squares == TD_NONE) return false;
-        total = sum_of(d, total, squares);
+        td_id own = emit1(d, largest ? &td_op_max_abs : &td_op_sum_squares, &gradient, 1, NULL, 0, largest ? parts : (td_shape){ 0 }, td_float(d->td));
+        if (own == TD_NONE) return false;
+        if (!largest) total = sum_of(d, total, own);
+        else total = total == TD_NONE ? own : td_handle_id(td_maximum_at(td_handle(d->out, total), td_handle(d->out, own), here));
     }
-    d->map[d->at.output] = td_handle_id(td_sqrt_at(td_handle(d->out, total), (td_here){ d->at.file, d->at.line }));
+    td_tensor all = td_handle(d->out, total);
+    d->map[d->at.output] = td_handle_id(largest ? td_max_at(all, TD_ALL, TD_DROP, here) : td_sqrt_at(all, here));
     return d->td->error == TD_OK;
 }
 

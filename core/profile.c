@@ -74,7 +74,7 @@ static void find_updates(const td_program *p, char *is_update)
     for (uint32_t n = 0; n < p->node_count; n++) {
         const td_node *node = &p->nodes[n];
         is_update[n] = node->op == &td_op_update_unit || node->op == &td_op_update_rows || node->op == &td_op_merge_rows ||
-                       node->op == &td_op_sum_squares;
+                       node->op == &td_op_sum_squares || node->op == &td_op_max_abs;
         for (uint32_t i = 0; i < node->inputs && !is_update[n]; i++) is_update[n] = is_update[p->values[p->inputs[node->input + i]].node];
     }
 }

@@ -38,7 +38,7 @@ static bool check_input(td_context *td, const td_op *op, td_here here, int i, td
     bool known = t.td == td && t.generation == p->generation && t.id < p->value_count;
     bool flat = td->gradients_recorded && known && td_producer(p, t.id)->op == &td_op_gradients && op != &td_op_gradient_norm && op != &td_op_update;
     if (known && !flat) return true;
-    const char *why = flat         ? "is what td_gradients gave: only td_gradient_norm and td_update read it"
+    const char *why = flat         ? "is what td_gradients gave: only td_gradient_norm, td_gradient_max and td_update read it"
                       : td_failed(t) ? "failed in a step whose error was cleared"
                       : t.td != td   ? "belongs to another context"
                       : t.generation < p->generation ? "was recorded in an earlier step; values live until td_step, keep a state or record it again"

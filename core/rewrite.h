@@ -343,10 +343,12 @@ TD_API bool td_update_allows(const td_update_rule *rule, const td_state *states,
 /* Parameters that one optimizer updates: they share units with one another and with no others. Before the first step. */
 TD_API void td_update_together(const td_state *states, int count);
 /* The gradients of `states` (parameters that train) gathered since an update last consumed them, as one flat value in
- * the order given. Only td_gradient_norm and td_update read it. Consumes them. */
+ * the order given. Only td_gradient_norm, td_gradient_max and td_update read it. Consumes them. */
 TD_API td_tensor td_gradients_at(td_context *td, const td_state *states, int count, td_here here);
 /* The 2-norm over all elements of `gradients`, of the global batch: scalar, td_float. */
 TD_API td_tensor td_gradient_norm_at(td_tensor gradients, td_here here);
+/* The largest magnitude among them, their inf-norm; NaN if one is. */
+TD_API td_tensor td_gradient_max_at(td_tensor gradients, td_here here);
 /* Records the update of one parameter group. */
 typedef struct td_update_call {
     const td_update_rule *rule;
@@ -423,7 +425,7 @@ typedef struct td_transport {
 extern TD_API const td_op td_op_input, td_op_scalar, td_op_parameter, td_op_assign, td_op_output, td_op_backward, td_op_gradient,
     td_op_gradients, td_op_gradient_norm, td_op_update, td_op_blend;
 /* Made by differentiate: */
-extern TD_API const td_op td_op_unit, td_op_part, td_op_pack, td_op_store, td_op_mark, td_op_sum_squares, td_op_update_unit,
+extern TD_API const td_op td_op_unit, td_op_part, td_op_pack, td_op_store, td_op_mark, td_op_sum_squares, td_op_max_abs, td_op_update_unit,
     td_op_merge_rows, td_op_update_rows;
 /* Pointwise and shape operations that passes use: */
 extern TD_API const td_op td_op_fused, td_op_cast, td_op_reshape, td_op_transpose, td_op_fill, td_op_broadcast, td_op_matmul, td_op_linear, td_op_add, td_op_mul;
@@ -440,6 +442,7 @@ typedef struct td_gradients_attr { uint64_t names_hash; uint32_t count, pad; } t
 typedef struct td_output_attr { uint32_t recorded, pad; } td_output_attr;            /* the value of the recording that is kept */
 typedef struct td_unit_attr { uint32_t unit, pad; } td_unit_attr;  /* td_op_unit: the stored value; td_op_store: input 0 becomes it */
 typedef struct td_part_attr { int64_t offset; } td_part_attr;      /* td_op_part: a view of a flat value, from this element on */
+typedef struct td_cast_attr { int32_t dtype, pad; } td_cast_attr;
 typedef enum td_mark_kind { TD_MARK_GRADIENT, TD_MARK_OPTIMIZER, TD_MARK_ACCUMULATOR } td_mark_kind;
 typedef struct td_mark_attr { uint32_t kind, unit; } td_mark_attr; /* identity; `place` reads and dissolves it */
 /* td_op_pack: inputs at element offsets of a flat unit of the output's size, zeros elsewhere. */

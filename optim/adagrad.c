@@ -92,7 +92,7 @@ opt_optimizer *opt_adagrad(td_module under, const opt_adagrad_options *options)
     return opt_make(under, &(opt_making){
         .call = call, .rule = o.row_wise ? &row_wise_rule : &adagrad_rule,
         .hyper = { [ADAGRAD_DECAY] = o.decay, [ADAGRAD_EPS] = o.eps, [ADAGRAD_RATE_DECAY] = o.rate_decay },
-        .decay = ADAGRAD_DECAY, .max_norm = o.max_norm, .track_norm = o.track_norm,
+        .decay = ADAGRAD_DECAY, .max_norm = o.max_norm, .clip_inf = o.clip_inf, .track_norm = o.track_norm,
         .groups = o.groups, .group_count = o.group_count, .name = o.name, .scaler = o.scaler,
     });
 }

@@ -79,7 +79,7 @@ static opt_optimizer *make(td_module under, const opt_adam_options *options, con
     return opt_make(under, &(opt_making){
         .call = call, .rule = rule,
         .hyper = { [ADAM_DECAY] = o.decay, [ADAM_BETA1] = o.beta1, [ADAM_BETA2] = o.beta2, [ADAM_EPS] = o.eps },
-        .decay = ADAM_DECAY, .max_norm = o.max_norm, .track_norm = o.track_norm,
+        .decay = ADAM_DECAY, .max_norm = o.max_norm, .clip_inf = o.clip_inf, .track_norm = o.track_norm,
         .groups = o.groups, .group_count = o.group_count, .name = o.name, .scaler = o.scaler,
     });
 }

@@ -47,7 +47,7 @@ opt_optimizer *opt_lion(td_module under, const opt_lion_options *options)
     if (!opt_check(td, call, "decay", o.decay, 0, INFINITY)) return NULL;
     return opt_make(under, &(opt_making){
         .call = call, .rule = &lion_rule, .hyper = { [LION_DECAY] = o.decay, [LION_BETA1] = o.beta1, [LION_BETA2] = o.beta2 },
-        .decay = LION_DECAY, .max_norm = o.max_norm, .track_norm = o.track_norm,
+        .decay = LION_DECAY, .max_norm = o.max_norm, .clip_inf = o.clip_inf, .track_norm = o.track_norm,
         .groups = o.groups, .group_count = o.group_count, .name = o.name, .scaler = o.scaler,
     });
 }

@@ -45,6 +45,7 @@ typedef struct opt_sgd_options {
     bool nesterov;               /* needs momentum, and no dampening */
     double decay;                /* added to the gradient: decay * parameter */
     double max_norm;             /* clip the gradient's 2-norm over all parameters; 0: no clipping */
+    bool clip_inf;               /* max_norm is of the largest magnitude, the inf-norm, and so is opt_gradient_norm */
     bool track_norm;             /* make opt_gradient_norm available without clipping */
     const opt_group *groups;     /* copied */
     int group_count;
@@ -57,7 +58,8 @@ typedef struct opt_adam_options {
     double beta2;                /* 0: 0.999 */
     double eps;                  /* 0: 1e-8 */
     double decay;                /* Adam: added to the gradient; AdamW: parameter *= 1 - rate * decay before the step */
-    double max_norm;             /* these six as in opt_sgd_options */
+    double max_norm;             /* these seven as in opt_sgd_options */
+    bool clip_inf;
     bool track_norm;
     const opt_group *groups;
     int group_count;
@@ -72,7 +74,8 @@ typedef struct opt_adagrad_options {
                                     first dimension names. Under fsdp a unit is gathered for its update. */
     double rate_decay;           /* the rate is divided by 1 + rate_decay * updates done */
     double decay;                /* added to the gradient: decay * parameter */
-    double max_norm;             /* these six as in opt_sgd_options */
+    double max_norm;             /* these seven as in opt_sgd_options */
+    bool clip_inf;
     bool track_norm;
     const opt_group *groups;
     int group_count;
@@ -84,7 +87,8 @@ typedef struct opt_lion_options {
     double beta1;                /* 0: 0.9 */
     double beta2;                /* 0: 0.99 */
     double decay;                /* parameter *= 1 - rate * decay */
-    double max_norm;             /* these six as in opt_sgd_options */
+    double max_norm;             /* these seven as in opt_sgd_options */
+    bool clip_inf;
     bool track_norm;
     const opt_group *groups;
     int group_count;
@@ -120,7 +124,7 @@ TD_API void opt_close(opt_optimizer *opt);
  * new plan. A NULL opt does nothing. Errors: a rate that is negative or not finite. */
 #define opt_step(opt, rate) opt_step_at((opt), (rate), TD_HERE)
 TD_API void opt_step_at(opt_optimizer *opt, double rate, td_here here);
-/* The gradient's 2-norm before clipping, of the latest opt_step: a kept scalar. Error and a failed tensor: no opt_step
+/* The gradient's 2-norm (with clip_inf its inf-norm) before clipping, of the latest opt_step: a kept scalar. Error and a failed tensor: no opt_step
  * yet, or neither max_norm, track_norm nor scaler was given. */
 TD_API td_tensor opt_gradient_norm(const opt_optimizer *opt);
 TD_API bool opt_has_norm(const opt_optimizer *opt);       /* clips, tracks or unscales: opt_gradient_norm can be had */

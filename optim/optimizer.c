@@ -23,6 +23,7 @@ struct opt_optimizer {
     const td_update_rule *rule;
     td_state updates;            /* scalar, td_float: updates done */
     double max_norm;
+    bool clip_inf;               /* by the inf-norm, not the 2-norm */
     bool has_norm;
     opt_scaler *scaler;          /* NULL: none */
     td_tensor norm;              /* of the latest update */
@@ -140,7 +141,7 @@ opt_optimizer *opt_make(td_module under, const opt_making *m)
     if (!opt) return NULL;
     *opt = (opt_optimizer){
         .td = td, .rule = m->rule, .count = count,
-        .max_norm = m->max_norm, .has_norm = m->max_norm > 0 || m->track_norm || m->scaler, .scaler = m->scaler,
+        .max_norm = m->max_norm, .clip_inf = m->clip_inf, .has_norm = m->max_norm > 0 || m->track_norm || m->scaler, .scaler = m->scaler,
         .norm = { .td = td, .id = TD_NONE },
         .states = (td_state *)((char *)opt->groups + groups_bytes),
     };
@@ -185,7 +186,7 @@ static void record_update(opt_optimizer *opt, double rate, td_here here)
 {
     td_context *td = opt->td;
     td_tensor gradients = td_gradients_at(td, opt->states, opt->count, here);
-    if (opt->has_norm) opt->norm = td_gradient_norm_at(gradients, here);
+    if (opt->has_norm) opt->norm = opt->clip_inf ? td_gradient_max_at(gradients, here) : td_gradient_norm_at(gradients, here);
     opt_unscaling u = { .when = TD_NO_TENSOR };
     if (opt->scaler) u = opt_scaler_update(opt->scaler, opt->norm, here);
     if (opt->scaler) opt->norm = td_mul_at(opt->norm, u.inverse, here);

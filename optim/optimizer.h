@@ -11,6 +11,7 @@ typedef struct opt_making {
     double hyper[TD_HYPERS];
     int decay;                   /* which of hyper a group's decay replaces */
     double max_norm;
+    bool clip_inf;
     bool track_norm;
     const opt_group *groups;
     int group_count;

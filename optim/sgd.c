@@ -77,7 +77,7 @@ opt_optimizer *opt_sgd(td_module under, const opt_sgd_options *options)
         .call = call, .rule = o.momentum > 0 ? &momentum_rule : &sgd_rule,
         .hyper = { [SGD_DECAY] = o.decay, [SGD_MOMENTUM] = o.momentum, [SGD_DAMPENING] = o.dampening,
                    [SGD_NESTEROV] = o.nesterov },
-        .decay = SGD_DECAY, .max_norm = o.max_norm, .track_norm = o.track_norm,
+        .decay = SGD_DECAY, .max_norm = o.max_norm, .clip_inf = o.clip_inf, .track_norm = o.track_norm,
         .groups = o.groups, .group_count = o.group_count, .name = o.name, .scaler = o.scaler,
     });
 }

@@ -37,9 +37,9 @@ td_tensor td_reshape_as(td_tensor x, td_tensor like, td_here here);
 td_tensor td_rows_of(td_tensor x, td_here here);
 
 /* Attributes that passes read or make. */
-typedef struct td_cast_attr {
-    int32_t dtype, pad;
-} td_cast_attr;
+typedef struct td_gradient_norm_attr {
+    int64_t largest; /* 1: the largest magnitude, else the 2-norm */
+} td_gradient_norm_attr;
 typedef struct op_matmul_attr {
     int32_t transpose_a, transpose_b;
     int32_t out_dtype; /* of the product of 16-bit operands, accumulated in f32: TD_F32, or -1 for theirs */

@@ -1,12 +1,13 @@
 /* Optimizer updates: one node a parameter group when recorded, one a unit when run.
  *
  *     gradients[states]                       -> every gradient as one flat value, in order
- *     gradient_norm gradients                 -> sqrt(sum of squares), scalar
+ *     gradient_norm gradients                 -> sqrt(sum of squares), or the largest magnitude, scalar
  *     update[rule, states] gradients rate scale updates [when]
  *
  * differentiate turns each into work on units, where a group is a list of segments of the flat range:
  *
  *     sum_squares flat                        -> scalar
+ *     max_abs flat                            -> the largest magnitude in each of M equal parts (M), as many as ranks may share it
  *     update_unit parameter gradient moments.. rate scale updates [when] -> parameter moments..
  *
  * Where `when` is 0 on the device, parameter and moments keep their values. Tables with row-sparse gradients, and rules with moments of
@@ -14,6 +15,7 @@
  */
 #include "core/ops/update.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -86,9 +88,15 @@ static bool norm_shape(td_call *call)
     return true;
 }
 
-const td_op td_op_gradient_norm = { .name = "gradient_norm", .inputs = 1, .flags = TD_OP_VIRTUAL, .shape = norm_shape };
+static void norm_print(const td_program *p, const td_node *n, char *to, size_t room)
+{
+    if (((const td_gradient_norm_attr *)td_node_attr(p, n))->largest) snprintf(to, room, "largest");
+}
 
-td_tensor td_gradient_norm_at(td_tensor gradients, td_here here)
+const td_op td_op_gradient_norm = { .name = "gradient_norm", .inputs = 1, .flags = TD_OP_VIRTUAL, .attr_bytes = sizeof(td_gradient_norm_attr),
+                                    .shape = norm_shape, .print = norm_print };
+
+static td_tensor record_norm(td_tensor gradients, td_gradient_norm_attr attr, td_here here)
 {
     td_context *td = gradients.td;
     if (!td || td->error != TD_OK) return td_no_tensor(td);
@@ -96,8 +104,11 @@ td_tensor td_gradient_norm_at(td_tensor gradients, td_here here)
         td_fail(td, TD_ERROR_USAGE, "gradient_norm: needs what td_gradients gave %s", td_location(td, td->module, here.file, here.line));
         return td_no_tensor(td);
     }
-    return td_record_sized(td, &td_op_gradient_norm, here, 1, &gradients, NULL, 0);
+    return td_record_sized(td, &td_op_gradient_norm, here, 1, &gradients, &attr, sizeof attr);
 }
+
+td_tensor td_gradient_norm_at(td_tensor gradients, td_here here) { return record_norm(gradients, (td_gradient_norm_attr){ 0 }, here); }
+td_tensor td_gradient_max_at(td_tensor gradients, td_here here) { return record_norm(gradients, (td_gradient_norm_attr){ 1 }, here); }
 
 static bool update_shape(td_call *call)
 {
@@ -218,6 +229,61 @@ static td_cost sum_squares_cost(const td_kernel *k)
 const td_op td_op_sum_squares = {
     .name = "sum_squares", .inputs = 1, .shape = sum_squares_shape, .place = contracted_rule, .cost = sum_squares_cost,
     .prepare = sum_squares_prepare, .cpu = sum_squares_cpu,
+};
+
+/* ---- As run: max_abs. A NaN is the largest. */
+
+static double magnitude(const td_arg *x, int64_t i)
+{
+    return x->dtype == TD_F64 ? fabs(((const double *)x->data)[i]) : fabs((double)((const float *)x->data)[i]);
+}
+
+typedef struct max_work {
+    const td_kernel *k;
+    int64_t begin, end;                       /* elements that are looked through */
+    double *largest;                          /* of each block */
+} max_work;
+
+static void max_blocks(void *user, int64_t first, int64_t last)
+{
+    const max_work *w = user;
+    for (int64_t b = first; b < last; b++) {
+        int64_t begin = w->begin + b * BLOCK, end = begin + BLOCK < w->end ? begin + BLOCK : w->end;
+        double largest = 0;
+        for (int64_t i = begin; i < end; i++) {
+            double m = magnitude(&w->k->in[0], i);
+            largest = m > largest || m != m ? m : largest; /* past a NaN nothing is larger */
+            if (m != m) break;
+        }
+        w->largest[b] = largest;
+    }
+}
+
+static void max_abs_cpu(const td_kernel *k)
+{
+    int64_t n = td_shape_elements(k->in[0].shape), parts = td_shape_elements(k->out[0].shape), part = parts ? (n + parts - 1) / parts : 0;
+    for (int64_t p = 0; p < parts; p++) {
+        max_work w = { .k = k, .begin = p * part < n ? p * part : n, .end = (p + 1) * part < n ? (p + 1) * part : n, .largest = k->workspace };
+        int64_t blocks = (w.end - w.begin + BLOCK - 1) / BLOCK;
+        td_parallel_for(k->run, blocks, 4, max_blocks, &w);
+        double largest = 0;
+        for (int64_t b = 0; b < blocks && largest == largest; b++) largest = w.largest[b] <= largest ? largest : w.largest[b];
+        if (k->out[0].dtype == TD_F64)
+            ((double *)k->out[0].data)[p] = largest;
+        else
+            ((float *)k->out[0].data)[p] = (float)largest;
+    }
+}
+
+/* Parts of the flat value and of its maxima are the same ranks'; merged rows (N, D) are everyone's. */
+static void max_abs_rule(const td_program *p, const td_node *n, td_place_rule *rule)
+{
+    memset(rule, 0, sizeof *rule);
+    if (p->values[td_node_inputs(p, n)[0]].shape.rank == 1) rule->in[0][0] = rule->out[0][0] = 1;
+}
+
+const td_op td_op_max_abs = {
+    .name = "max_abs", .inputs = 1, .place = max_abs_rule, .cost = sum_squares_cost, .prepare = sum_squares_prepare, .cpu = max_abs_cpu,
 };
 
 /* ---- As run: update_unit */
