@@ -306,6 +306,7 @@ TD_API const td_unit *td_unit_at(const td_context *td, uint32_t unit);
 typedef struct td_unit_choice {
     int32_t unit;                             /* any number: equal numbers share a unit */
     bool root;
+    bool whole;                               /* stored replicated, whatever the strategy says of parameters */
 } td_unit_choice;
 
 /* ---- Optimizer updates ----------------------------------------------------------------------------------- */

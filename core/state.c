@@ -265,7 +265,7 @@ static bool lay_out_chosen(td_context *td, const td_state *states, int count, co
         if (unit == TD_NONE) {
             unit = add_unit(td, (td_unit){ .kind = TD_PARAMETER, .dtype = td->states[states[i].id].dtype, .trains = true,
                                            .root = choice[i].root, .of = TD_NONE,
-                                           .place = td->has_parallel ? td->parallel.places.parameter : replicated });
+                                           .place = td->has_parallel && !choice[i].whole ? td->parallel.places.parameter : replicated });
             if (unit == TD_NONE) return false;
         }
         if (!append_member(td, unit, states[i].id)) return false;

@@ -4,11 +4,30 @@
 #include <stdio.h>
 #include <string.h>
 
-static td_placement on_data_axis(const td_mesh *mesh, int kind)
+/* The ranks as the strategy's axes, but for those of one rank. */
+static td_mesh mesh_of(const par_chosen *chosen, int ranks, int rank, par_axis axis[TD_MAX_AXES])
 {
-    td_placement place = { .kind = { 0 } };
-    for (int a = 0; a < mesh->axes; a++) place.kind[a] = (int8_t)kind;
-    return place;
+    td_mesh mesh = { .rank = rank, .world = ranks };
+    for (int a = 0, left = ranks; a < PAR_STRATEGY_AXES && chosen->strategy->axis[a].name; a++) {
+        left /= chosen->size[a];
+        if (chosen->size[a] == 1) continue;
+        axis[mesh.axes] = chosen->strategy->axis[a];
+        mesh.name[mesh.axes] = chosen->strategy->axis[a].name;
+        mesh.size[mesh.axes] = chosen->size[a];
+        mesh.at[mesh.axes++] = rank / left % chosen->size[a];
+    }
+    return mesh;
+}
+
+static td_strategy_places places_of(const td_mesh *mesh, const par_axis *axis)
+{
+    td_strategy_places places = { .parameter = { .kind = { 0 } } };
+    for (int a = 0; a < mesh->axes; a++) {
+        places.parameter.kind[a] = (int8_t)axis[a].parameter;
+        places.moment.kind[a] = (int8_t)axis[a].moment;
+        places.accumulator.kind[a] = (int8_t)axis[a].accumulator;
+    }
+    return places;
 }
 
 static bool agree(void *self, int64_t step, const td_program *recording, uint64_t fingerprint, bool is_new_plan)
@@ -23,28 +42,41 @@ static void failed(void *self, const char *text)
     par_fail_world(a->world, a->rank, text);
 }
 
-static bool check(td_context *td, const par_world *world, int rank, const char *name)
+static bool check_rank(td_context *td, int ranks, int rank)
 {
-    int ranks = par_world_size(world);
-    if (rank < 0 || rank >= ranks) {
-        td_fail(td, TD_ERROR_USAGE, "par_attach: rank %d is not one of the world's %d", rank, ranks);
-        return false;
-    }
-    if (!par_strategy_named(name))
-        td_fail(td, TD_ERROR_USAGE, "strategy '%s' is not known; it can be one of %s", name, par_strategy_names());
-    else if (ranks > 1 && !strcmp(name, "single"))
-        td_fail(td, TD_ERROR_USAGE, "strategy 'single' is for one rank; for %d choose one of %s", ranks, par_strategy_names_for_ranks());
+    if (rank >= 0 && rank < ranks) return true;
+    td_fail(td, TD_ERROR_USAGE, "par_attach: rank %d is not one of the world's %d", rank, ranks);
+    return false;
+}
+
+static bool check_options(td_context *td, const par_options *o, int ranks)
+{
+    if (td_is_eager(td) && ranks > 1)
+        td_fail(td, TD_ERROR_UNSUPPORTED, "TD_EAGER is for one rank: run with --ranks 1 to find the operation");
+    else if (o->reduce_dtype != TD_F32 && o->reduce_dtype != TD_BF16)
+        td_fail(td, TD_ERROR_UNSUPPORTED, "par_attach: gradients cannot be reduced in %s: in bf16, or as parameters are stored",
+                td_dtype_name(o->reduce_dtype));
+    else if (o->bucket_bytes < 0 || o->unit_elements < 0 || o->whole_elements < -1 || o->prefetch < 0)
+        td_fail(td, TD_ERROR_USAGE, "par_attach: bucket_bytes, unit_elements, whole_elements and prefetch cannot be negative");
     return td_error(td) == TD_OK;
 }
 
 /* Everything that must be the same on every rank besides what is recorded. */
-static void tell_options(par_attached *a, td_context *td, uint64_t *hash)
+static void tell_options(par_attached *a, td_context *td, const char *strategy, uint64_t *hash)
 {
     char text[PAR_OPTIONS_BYTES];
-    const char *units = a->options.units ? a->options.units : "modules", *passes = td_passes(td);
-    snprintf(text, sizeof text, "world=%d strategy=%s dtype=%s seed=%llu bucket=%lld prefetch=%d passes=%s units_hash=%llx units=%s",
-             par_world_size(a->world), a->strategy->name, td_dtype_name(td_compute_dtype(td)), (unsigned long long)td_seed(td),
-             (long long)a->options.bucket_bytes, a->options.prefetch, *passes ? passes : "all", (unsigned long long)par_text_hash(units), units);
+    const par_options *o = &a->options;
+    const char *units = o->units ? o->units : "modules", *passes = td_passes(td);
+    uint64_t table = (uint64_t)a->units + 1;
+    for (int i = 0; i < TD_MAX_AXES; i++) {
+        const int row[] = { a->axis[i].parameter, a->axis[i].gradient, a->axis[i].optimizer_gradient, a->axis[i].moment, a->axis[i].accumulator };
+        for (size_t k = 0; k < sizeof row / sizeof *row; k++) table = 8 * table + (uint64_t)(row[k] + 1);
+    }
+    snprintf(text, sizeof text, "world=%d strategy=%s table=%llx dtype=%s reduce=%s seed=%llu bucket=%lld unit=%lld whole=%lld gathered=%d prefetch=%d "
+             "passes=%s units_hash=%llx units=%s", par_world_size(a->world), strategy, (unsigned long long)table, td_dtype_name(td_compute_dtype(td)),
+             td_dtype_name(o->reduce_dtype), (unsigned long long)td_seed(td), (long long)o->bucket_bytes, (long long)o->unit_elements,
+             (long long)o->whole_elements, o->keep_gathered, o->prefetch, *passes ? passes : "all",
+             (unsigned long long)par_text_hash(units), units);
     *hash = par_text_hash(text);
     if (a->world->segment) par_agree_options(a->world, a->rank, text);
 }
@@ -53,31 +85,25 @@ bool par_attach(td_context *td, par_world *world, int rank, const par_options *o
 {
     if (td_error(td) != TD_OK) return false;
     int ranks = par_world_size(world);
-    const char *name = options && options->strategy ? options->strategy : ranks > 1 ? "ddp" : "single";
-    if (!check(td, world, rank, name)) return false;
-    if (td_is_eager(td) && ranks > 1) {
-        td_fail(td, TD_ERROR_UNSUPPORTED, "TD_EAGER is for one rank: run with --ranks 1 to find the operation");
-        return false;
-    }
-    size_t units_bytes = options && options->units ? strlen(options->units) + 1 : 0;
+    par_options o = options ? *options : (par_options){ 0 };
+    par_chosen chosen;
+    if (!o.strategy) o.strategy = ranks > 1 ? "ddp" : "single";
+    if (!check_rank(td, ranks, rank) || !par_strategy_read(td, o.strategy, o.own, ranks, &chosen) || !check_options(td, &o, ranks)) return false;
+    size_t units_bytes = o.units ? strlen(o.units) + 1 : 0;
     par_attached *a = td_own(td, sizeof *a + units_bytes);
     if (!a) return false;
-    *a = (par_attached){ .td = td, .world = world, .rank = rank, .strategy = par_strategy_named(name), .options = options ? *options : (par_options){ 0 } };
-    if (units_bytes) a->options.units = memcpy(a + 1, options->units, units_bytes);
+    *a = (par_attached){ .td = td, .world = world, .rank = rank, .name = chosen.strategy->name, .units = chosen.strategy->units, .options = o };
+    if (units_bytes) a->options.units = memcpy(a + 1, o.units, units_bytes);
     td_parallel parallel = {
-        .self = a, .mesh = { .axes = ranks > 1, .name = { "data" }, .size = { ranks }, .at = { rank }, .rank = rank, .world = ranks },
-        .unit_multiple = ranks, .choose_units = par_choose_units, .place = par_place_pass, .schedule = par_schedule_pass, .failed = failed,
+        .self = a, .mesh = mesh_of(&chosen, ranks, rank, a->axis), .unit_multiple = ranks,
+        .choose_units = par_choose_units, .place = par_place_pass, .schedule = par_schedule_pass, .failed = failed,
     };
     bool runs = world->segment != NULL;
     if (runs ? !par_transport_local(world, rank, td, &parallel.mesh, &a->transport) : !par_transport_none(world, rank, td, &a->transport))
         return false;
     if (runs && ranks > 1) parallel.agree = agree;
     parallel.transport = &a->transport;
-    const par_strategy *s = a->strategy;
-    parallel.places = (td_strategy_places){
-        .parameter = on_data_axis(&parallel.mesh, s->parameter), .moment = on_data_axis(&parallel.mesh, s->moment),
-        .accumulator = on_data_axis(&parallel.mesh, s->accumulator),
-    };
-    tell_options(a, td, &parallel.options_hash);
+    parallel.places = places_of(&parallel.mesh, a->axis);
+    tell_options(a, td, o.strategy, &parallel.options_hash);
     return td_set_parallel(td, &parallel);
 }

@@ -4,6 +4,9 @@
  *     replicated     -              own_part         count_once
  *     sharded        all_gather     via replicated   via replicated
  *     partial        all_reduce     reduce_scatter   -
+ *
+ * On a mesh of several axes: first what a rank then has less of, last what it then has more of, so that the least is sent. A
+ * gradient that is partial on both axes of hsdp is scattered in the group, and each part summed across the groups.
  */
 #include "parallel/strategy.h"
 
@@ -25,40 +28,60 @@ static td_id refuse(td_program *p, td_id id, const char *what, const td_node *re
     return TD_NONE;
 }
 
-static bool divides(const td_program *p, td_id id, int axis, int dim)
+/* Whether the ranks of all axes that are to share `dim` divide it. */
+static bool divides(const td_program *p, td_id id, td_placement place, int dim)
 {
-    return p->values[id].shape.dim[dim] % td_context_mesh(p->td)->size[axis] == 0;
+    const td_mesh *mesh = td_context_mesh(p->td);
+    int64_t parts = 1;
+    for (int a = 0; a < mesh->axes; a++)
+        if (place.kind[a] == TD_SHARDED && place.dim[a] == dim) parts *= mesh->size[a];
+    return p->values[id].shape.dim[dim] % parts == 0;
 }
 
-static td_id to_sharded(td_program *p, td_id id, int axis, int dim, const td_node *reader)
+static bool same_on(td_placement x, td_placement y, int a)
 {
-    if (!divides(p, id, axis, dim)) return refuse(p, id, "sharding a dimension that the ranks do not divide", reader);
-    if (p->values[id].place.kind[axis] == TD_PARTIAL) return emit(p, &par_op_reduce_scatter, id, axis, dim, TD_SHARDED, reader);
-    return emit(p, &par_op_own_part, id, axis, dim, TD_SHARDED, reader);
+    return x.kind[a] == y.kind[a] && (x.kind[a] != TD_SHARDED || x.dim[a] == y.dim[a]);
 }
 
-static td_id to_replicated(td_program *p, td_id id, int axis, const td_node *reader)
+/* Where two axes share a dimension, the later one's parts are parts of the earlier one's: these cannot change under it. */
+static bool is_under_change(const td_mesh *mesh, td_placement have, td_placement to, int axis)
 {
-    td_placement have = p->values[id].place;
-    if (have.kind[axis] == TD_PARTIAL) return emit(p, &par_op_all_reduce, id, axis, 0, TD_REPLICATED, reader);
-    return emit(p, &par_op_all_gather, id, axis, have.dim[axis], TD_REPLICATED, reader);
+    for (int a = 0; a < mesh->axes; a++) {
+        if (a == axis || same_on(have, to, a)) continue;
+        bool meets = (have.kind[a] == TD_SHARDED && have.dim[a] == have.dim[axis]) || (to.kind[a] == TD_SHARDED && to.dim[a] == have.dim[axis]);
+        if (meets && (a < axis || !same_on(have, to, axis))) return true;
+    }
+    return false;
+}
+
+/* Whether parts along the axis must be put together before anything else is done. */
+static bool gathers_first(const td_mesh *mesh, td_placement have, td_placement to, int a)
+{
+    if (have.kind[a] != TD_SHARDED) return false;
+    bool moves = !same_on(have, to, a) && to.kind[a] != TD_REPLICATED;
+    return moves || is_under_change(mesh, have, to, a);
 }
 
 td_id par_convert(td_program *p, td_id id, td_placement to, const td_node *reader)
 {
     const td_mesh *mesh = td_context_mesh(p->td);
+    td_placement have = p->values[id].place;
+    for (int a = mesh->axes; a-- > 0 && id != TD_NONE;)
+        if (gathers_first(mesh, have, to, a)) id = emit(p, &par_op_all_gather, id, a, have.dim[a], TD_REPLICATED, reader);
     for (int a = 0; a < mesh->axes && id != TD_NONE; a++) {
-        td_placement have = p->values[id].place;
-        bool same = have.kind[a] == to.kind[a] && (have.kind[a] != TD_SHARDED || have.dim[a] == to.dim[a]);
-        if (same) continue;
-        if (have.kind[a] == TD_SHARDED) id = to_replicated(p, id, a, reader);
-        if (id == TD_NONE || to.kind[a] == p->values[id].place.kind[a]) continue;
-        switch ((td_place_kind)to.kind[a]) {
-        case TD_REPLICATED: id = to_replicated(p, id, a, reader); break;
-        case TD_SHARDED:    id = to_sharded(p, id, a, to.dim[a], reader); break;
-        case TD_PARTIAL:    id = emit(p, &par_op_count_once, id, a, 0, TD_PARTIAL, reader); break;
-        case TD_FREE:       break; /* nobody asks for it */
-        }
+        int kind = p->values[id].place.kind[a];
+        if (to.kind[a] != TD_SHARDED || kind == TD_SHARDED) continue;
+        if (!divides(p, id, to, to.dim[a])) return refuse(p, id, "sharding a dimension that the ranks do not divide", reader);
+        id = emit(p, kind == TD_PARTIAL ? &par_op_reduce_scatter : &par_op_own_part, id, a, to.dim[a], TD_SHARDED, reader);
+    }
+    for (int a = 0; a < mesh->axes && id != TD_NONE; a++) {
+        int kind = p->values[id].place.kind[a];
+        if (to.kind[a] == TD_REPLICATED && kind == TD_PARTIAL) id = emit(p, &par_op_all_reduce, id, a, 0, TD_REPLICATED, reader);
+        if (to.kind[a] == TD_PARTIAL && kind == TD_REPLICATED) id = emit(p, &par_op_count_once, id, a, 0, TD_PARTIAL, reader);
+    }
+    for (int a = mesh->axes; a-- > 0 && id != TD_NONE;) {
+        td_placement now = p->values[id].place;
+        if (to.kind[a] == TD_REPLICATED && now.kind[a] == TD_SHARDED) id = emit(p, &par_op_all_gather, id, a, now.dim[a], TD_REPLICATED, reader);
     }
     return id;
 }

@@ -18,12 +18,45 @@ extern "C" {
 
 /* ---- Strategies ----------------------------------------------------------------------------------------- */
 
+/* A strategy is a table of placements (td_place_kind), one row a mesh axis: where parameters, gradients, optimizer state and
+ * accumulators are, flat unit by flat unit; sharded is along the unit. A batch is sharded over all axes, so a gradient begins
+ * partial on each. What must be sent follows from that: nothing else tells strategies apart. */
+enum { PAR_STRATEGY_AXES = 2, PAR_AS_IS = -1 };
+
+typedef struct par_axis {
+    const char *name;           /* NULL: no such axis */
+    int parameter;
+    int gradient;               /* after each backward; PAR_AS_IS: as the backward leaves it */
+    int optimizer_gradient;
+    int moment;
+    int accumulator;            /* of gradients between steps that do not update */
+} par_axis;
+
+typedef enum par_unit_rule {
+    PAR_UNITS_BUCKET,           /* by bytes, in the order gradients appear */
+    PAR_UNITS_SIZE,             /* by elements; small parameters stay whole on every rank */
+    PAR_UNITS_PATTERN,          /* by name */
+} par_unit_rule;
+
+typedef struct par_strategy {
+    const char *name;
+    par_unit_rule units;
+    par_axis axis[PAR_STRATEGY_AXES]; /* rank = index along the first x size of the second + index along the second */
+} par_strategy;
+
 typedef struct par_options {
-    const char *strategy;       /* "single" (default on one rank), "ddp", "fsdp" */
-    int64_t bucket_bytes;       /* ddp: size of a unit; 0: 25 MiB, the first one 1 MiB */
-    const char *units;          /* fsdp: name patterns, comma-separated, each match of '*' or name prefix one unit, as "h.*,out";
+    const char *strategy;       /* "single" (default on one rank), "ddp" (default on several), "zero1", "zero2", "zero3", "fsdp",
+                                   "hsdp:SxR": S consecutive ranks share one copy of the state, R such groups */
+    const par_strategy *own;    /* a strategy of the program's own, which `strategy` may name; it outlives the context. NULL: none */
+    int64_t bucket_bytes;       /* ddp, zero1, zero2: size of a unit; 0: 25 MiB, the first one 1 MiB */
+    int64_t unit_elements;      /* zero3: size of a unit; 0: an eighth of what trains, 5e8 at most */
+    int64_t whole_elements;     /* zero3: a parameter of up to so many stays whole on every rank, but for its moments; -1: none;
+                                   0: a thousandth of what trains, 1e5 at most */
+    const char *units;          /* fsdp, hsdp: name patterns, comma-separated, each match of '*' or name prefix one unit, as "h.*,out";
                                    NULL: one unit for each module that has parameters. What matches none is the root's. */
-    int prefetch;               /* fsdp: units gathered ahead of use; 0: 1 */
+    bool keep_gathered;         /* fsdp, hsdp: units stay gathered from the forward to the backward */
+    int prefetch;               /* zero3, fsdp, hsdp: units gathered ahead of use; 0: 1 */
+    td_dtype reduce_dtype;      /* gradients are summed over ranks in it: TD_BF16; 0 (TD_F32): as parameters are stored */
 } par_options;
 
 /* ---- Worlds --------------------------------------------------------------------------------------------- */
@@ -53,8 +86,8 @@ TD_API void par_fail_world(par_world *world, int rank, const char *text);
 /* What the world was stopped with; "": it was not. */
 TD_API const char *par_world_error(const par_world *world);
 
-/* Joins the context to the world as `rank` under a strategy. Errors (in the context): an unknown strategy, a rank or
- * world size that cannot be, a pattern that matches nothing. */
+/* Joins the context to the world as `rank` under a strategy. Options that a strategy has no use for are passed over. Errors
+ * (in the context): an unknown strategy, a rank or world size that cannot be, a pattern that matches nothing. */
 TD_API bool par_attach(td_context *td, par_world *world, int rank, const par_options *options);
 
 /* Runs body in `ranks` threads with a world between them; returns the first non-zero result, by rank. A non-zero result

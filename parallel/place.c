@@ -146,10 +146,13 @@ static td_placement input_for(const placer *pl, const td_node *n, const td_place
 /* Whether a node made on demand can be made as `want` at once; else it is made replicated and converted. */
 static bool makes_directly(const placer *pl, const td_node *n, const td_place_rule *rule, td_placement want)
 {
+    int64_t parts[TD_MAX_DIMS];
+    for (int d = 0; d < TD_MAX_DIMS; d++) parts[d] = 1;
     for (int a = 0; a < pl->mesh->axes; a++) {
         if (want.kind[a] == TD_PARTIAL) return false;
         if (want.kind[a] != TD_SHARDED) continue;
-        if (pl->in->values[n->output].shape.dim[(int)want.dim[a]] % pl->mesh->size[a]) return false;
+        parts[(int)want.dim[a]] *= pl->mesh->size[a];
+        if (pl->in->values[n->output].shape.dim[(int)want.dim[a]] % parts[(int)want.dim[a]]) return false;
         if (n->inputs && !rule->out[0][(int)want.dim[a]]) return false;
         if (n->op == &td_op_part) return false;
     }
@@ -319,21 +322,47 @@ static bool place_source(placer *pl, uint32_t index)
     return pl->map[n.output] != TD_NONE;
 }
 
+static bool is_summed(const td_mesh *mesh, td_placement from, td_placement to)
+{
+    bool summed = false;
+    for (int a = 0; a < mesh->axes; a++) summed = summed || (from.kind[a] == TD_PARTIAL && to.kind[a] != TD_PARTIAL);
+    return summed;
+}
+
+static td_id cast(placer *pl, td_id id, td_dtype dtype, const td_node *like)
+{
+    td_value value = pl->out->values[id];
+    value.dtype = (uint8_t)dtype;
+    return td_emit(pl->out, &(td_emission){ .op = &td_op_cast, .like = like, .inputs = &id, .input_count = 1, .attr = &(td_cast_attr){ .dtype = (int32_t)dtype },
+                                            .attr_bytes = td_op_cast.attr_bytes, .outputs = &value, .output_count = 1, .after = TD_NONE });
+}
+
+/* A gradient in another placement: summed in the dtype that the options ask for. */
+static td_id reduced(placer *pl, td_id v, td_placement place, const td_node *mark)
+{
+    td_dtype stored = (td_dtype)pl->in->values[v].dtype, sums = pl->a->options.reduce_dtype == TD_BF16 ? TD_BF16 : stored;
+    bool deferred = pl->deferred[pl->in->values[v].node] != 0;
+    if (sums == stored || deferred || !is_summed(pl->mesh, have(pl, v), place)) return need(pl, v, place, mark);
+    td_id narrow = cast(pl, pl->map[v], sums, mark);
+    if (narrow != TD_NONE) narrow = par_convert(pl->out, narrow, place, mark);
+    return narrow == TD_NONE ? TD_NONE : cast(pl, narrow, stored, mark);
+}
+
 /* A mark becomes its input, placed as the strategy says. */
 static bool dissolve_mark(placer *pl, uint32_t index)
 {
     td_node n = pl->in->nodes[index];
     const td_mark_attr *m = td_node_attr(pl->in, &n);
-    const par_strategy *s = pl->a->strategy;
     td_id v = pl->in->inputs[n.input];
-    int wanted = m->kind == TD_MARK_GRADIENT ? s->gradient : m->kind == TD_MARK_OPTIMIZER ? s->optimizer_gradient : s->accumulator;
     td_placement place = have(pl, v);
     for (int a = 0; a < pl->mesh->axes; a++) {
+        const par_axis *x = &pl->a->axis[a];
+        int wanted = m->kind == TD_MARK_GRADIENT ? x->gradient : m->kind == TD_MARK_OPTIMIZER ? x->optimizer_gradient : x->accumulator;
         if (wanted != PAR_AS_IS) place.kind[a] = (int8_t)wanted;
         if (place.kind[a] == TD_FREE) place.kind[a] = TD_REPLICATED;
         if (wanted != PAR_AS_IS || place.kind[a] != TD_SHARDED) place.dim[a] = 0;
     }
-    pl->map[n.output] = need(pl, v, place, &n);
+    pl->map[n.output] = reduced(pl, v, place, &n);
     return pl->map[n.output] != TD_NONE;
 }
 

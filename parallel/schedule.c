@@ -1,7 +1,7 @@
 /* schedule: the order in which a placed program runs, a function of the program alone.
  *
  *   - computation stays in the order recorded;
- *   - a unit's gradients are packed and reduced as soon as the last of them exists;
+ *   - a unit's gradients are packed, added to what earlier micro-batches left, and reduced as soon as the last of them exists;
  *   - a unit is gathered `prefetch` units before its first reader, not earlier;
  *   - stores come last, as recorded.
  */
@@ -24,6 +24,7 @@ typedef struct scheduler {
     entry *order;
     uint32_t *stack;                          /* nodes waiting for their inputs */
     char *done;
+    char *gradient;                           /* node: its value is a unit's gradient */
     void *memory;
     size_t bytes;
 } scheduler;
@@ -41,15 +42,26 @@ static double latest_input(const scheduler *s, const td_node *n)
     return latest;
 }
 
+static bool is_reduction(const td_node *n) { return n->op == &par_op_all_reduce || n->op == &par_op_reduce_scatter; }
+
+/* Whether node n gives a whole unit's gradient: packed, added to an earlier one, summed over ranks, in another dtype for that. */
+static bool gives_gradient(const scheduler *s, const td_node *n)
+{
+    if (n->op == &td_op_pack) return true;
+    bool reads = false, carries = n->op == &td_op_add || n->op == &td_op_cast || is_reduction(n);
+    for (uint32_t i = 0; i < n->inputs && carries && !reads; i++) reads = s->gradient[s->in->values[s->in->inputs[n->input + i]].node];
+    return reads;
+}
+
 static void key_computation(scheduler *s)
 {
     for (uint32_t i = 0; i < s->in->node_count; i++) {
         const td_node *n = &s->in->nodes[i];
         double position = i;
+        s->gradient[i] = gives_gradient(s, n);
         if (n->op->flags & TD_OP_SOURCE) position = -1;
         if ((n->op->flags & TD_OP_VIEW) && n->inputs) position = latest_input(s, n) + as_view;
-        if (n->op == &td_op_pack) position = latest_input(s, n) + as_pack;
-        if (n->op == &par_op_all_reduce || n->op == &par_op_reduce_scatter) position = latest_input(s, n) + as_reduction;
+        if (s->gradient[i] || is_reduction(n)) position = latest_input(s, n) + (n->op == &td_op_pack ? as_pack : as_reduction);
         s->key[i] = position;
     }
 }
@@ -122,7 +134,7 @@ td_program *par_schedule_pass(void *self, const td_program *in)
     const par_attached *a = self;
     scheduler s = { .in = in };
     uint32_t n = in->node_count;
-    s.bytes = n * (2 * sizeof(double) + sizeof(entry) + sizeof(uint32_t) + 1) + in->value_count * sizeof(td_id);
+    s.bytes = n * (2 * sizeof(double) + sizeof(entry) + sizeof(uint32_t) + 2) + in->value_count * sizeof(td_id);
     s.memory = td_alloc(in->td, s.bytes, "program");
     if (!s.memory) return NULL;
     s.key = s.memory;
@@ -131,7 +143,8 @@ td_program *par_schedule_pass(void *self, const td_program *in)
     s.stack = (uint32_t *)(s.order + n);
     s.map = s.stack + n;
     s.done = (char *)(s.map + in->value_count);
-    memset(s.done, 0, n);
+    s.gradient = s.done + n;
+    memset(s.done, 0, 2 * (size_t)n);
     key_computation(&s);
     find_first_reads(&s);
     key_gathers(&s, a->options.prefetch ? a->options.prefetch : 1);

@@ -4,32 +4,27 @@
 
 #include "parallel/world.h"
 
-typedef enum par_unit_rule {
-    PAR_UNIT_BUCKET,                          /* by size, in the order gradients appear */
-    PAR_UNIT_PATTERN,                         /* by name, or a unit for each module that has parameters */
-} par_unit_rule;
+enum { PAR_MOST_RANKS = 1 << 20 };            /* of one axis */
 
-enum { PAR_AS_IS = -1 };
+/* A strategy and how many ranks each of its axes has. */
+typedef struct par_chosen {
+    const par_strategy *strategy;
+    int size[PAR_STRATEGY_AXES];
+} par_chosen;
 
-/* Each entry is a td_place_kind on the data axis; sharded is along dimension 0 of the unit. */
-typedef struct par_strategy {
-    const char *name;
-    int parameter, gradient, optimizer_gradient, moment, accumulator;
-    par_unit_rule units;
-} par_strategy;
-
-const par_strategy *par_strategy_named(const char *name);
-/* "single, ddp, fsdp", and those for several ranks. */
-const char *par_strategy_names(void);
-const char *par_strategy_names_for_ranks(void);
+/* The strategy that `text` names ("fsdp", "hsdp:4x2") for so many ranks; `own` is found before the built-in ones, NULL: none.
+ * false after td_fail: unknown, or not for so many ranks. */
+bool par_strategy_read(td_context *td, const char *text, const par_strategy *own, int ranks, par_chosen *out);
 
 /* A context attached to a world: td_parallel.self. Freed with the world's local rank. */
 typedef struct par_attached {
     td_context *td;
     par_world *world;
     int rank;
-    const par_strategy *strategy;
-    par_options options;
+    const char *name;                         /* of the strategy */
+    par_unit_rule units;
+    par_axis axis[TD_MAX_AXES];               /* of the mesh, which leaves out the strategy's axes of one rank */
+    par_options options;                      /* what 0 stands for filled in */
     td_transport transport;
 } par_attached;
 
@@ -39,7 +34,8 @@ bool par_choose_units(void *self, td_context *td, const td_state *states, int co
 /* ---- Placement (place.c, convert.c, schedule.c) */
 td_program *par_place_pass(void *self, const td_program *in);
 td_program *par_schedule_pass(void *self, const td_program *in);
-/* Value `id` of `p`, placed as it is, in placement `to`: emits what brings it there, as part of node `reader`'s work.
+/* Value `id` of `p`, placed as it is, in placement `to`: emits what brings it there, as part of node `reader`'s work. Sums are
+ * taken before parts are gathered, and over the axis that leaves each rank a part before the one that leaves it all.
  * TD_NONE after td_fail. */
 td_id par_convert(td_program *p, td_id id, td_placement to, const td_node *reader);
 

@@ -2,6 +2,7 @@
  *
  *   buckets    from the last parameter to the first, the order in which gradients appear: the first bucket 1 MiB, then
  *              bucket_bytes each
+ *   size       in the order they are made, up to so many elements each; small ones apart from the others, whole on every rank
  *   patterns   a unit for each module that a pattern names ("h.*": h.0, h.1, ...), or, without patterns, for each module
  *              that has parameters; what no pattern names is the root's unit, which stays gathered between forward and
  *              backward
@@ -11,6 +12,7 @@
 #include <string.h>
 
 enum { DEFAULT_BUCKET = 25 << 20, FIRST_BUCKET = 1 << 20 };
+enum { MOST_UNIT = 500000000, UNITS_AT_LEAST = 8, MOST_WHOLE = 100000, WHOLE_PART = 1000 }; /* DeepSpeed's, and for small models */
 
 static void choose_buckets(const par_attached *a, const td_state *states, int count, td_unit_choice *out)
 {
@@ -26,6 +28,29 @@ static void choose_buckets(const par_attached *a, const td_state *states, int co
         }
         bytes += own;
         out[i] = (td_unit_choice){ .unit = unit };
+    }
+}
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* By size. Those that stay whole have units of their own, which are sent as ddp's are. */
+static void choose_by_size(const par_attached *a, td_context *td, const td_state *states, int count, td_unit_choice *out)
+{
+    int64_t all = 0, used[2] = { 0 };
+    int unit[2] = { 0, 1 };
+    for (int64_t s = 0; s < td_state_count(td); s++)
+        if (td_state_trains(td_state_at(td, s))) all += td_shape_elements(td_state_shape(td_state_at(td, s)));
+    int64_t room = a->options.unit_elements ? a->options.unit_elements : least(MOST_UNIT, (all + UNITS_AT_LEAST - 1) / UNITS_AT_LEAST);
+    int64_t whole = a->options.whole_elements ? a->options.whole_elements : least(MOST_WHOLE, all / WHOLE_PART);
+    for (int i = 0; i < count; i++) {
+        int64_t own = td_shape_elements(td_state_shape(states[i]));
+        bool small = own <= whole;
+        if (used[small] && used[small] + own > room) {
+            unit[small] += 2;
+            used[small] = 0;
+        }
+        used[small] += own;
+        out[i] = (td_unit_choice){ .unit = unit[small], .whole = small };
     }
 }
 
@@ -66,7 +91,7 @@ static size_t unit_path(const char *patterns, const char *name)
 }
 
 /* Every pattern must match a parameter that trains. */
-static bool check_patterns(td_context *td, const char *patterns)
+static bool check_patterns(td_context *td, const char *name, const char *patterns)
 {
     for (const char *at = patterns; at && *at;) {
         size_t length = strcspn(at, ",");
@@ -74,7 +99,7 @@ static bool check_patterns(td_context *td, const char *patterns)
         for (int64_t s = 0; s < td_state_count(td) && !found; s++)
             found = td_state_trains(td_state_at(td, s)) && match(at, length, td_state_name(td_state_at(td, s)));
         if (!found) {
-            td_fail(td, TD_ERROR_USAGE, "fsdp: the unit pattern '%.*s' matches no parameter; the first one is called '%s'", (int)length, at,
+            td_fail(td, TD_ERROR_USAGE, "%s: the unit pattern '%.*s' matches no parameter; the first one is called '%s'", name, (int)length, at,
                     td_state_name(td_state_at(td, 0)));
             return false;
         }
@@ -89,20 +114,21 @@ static bool choose_by_name(const par_attached *a, td_context *td, const td_state
     for (int i = 0; i < count; i++) {
         const char *name = td_state_name(states[i]);
         size_t length = unit_path(a->options.units, name);
-        out[i] = (td_unit_choice){ .unit = -1, .root = !length };
+        out[i] = (td_unit_choice){ .unit = -1, .root = !length || a->options.keep_gathered };
         for (int j = 0; j < i && out[i].unit < 0; j++) {
             const char *other = td_state_name(states[j]);
             if (unit_path(a->options.units, other) == length && !strncmp(name, other, length)) out[i].unit = out[j].unit;
         }
         if (out[i].unit < 0) out[i].unit = units++;
     }
-    return check_patterns(td, a->options.units);
+    return check_patterns(td, a->name, a->options.units);
 }
 
 bool par_choose_units(void *self, td_context *td, const td_state *states, int count, td_unit_choice *out)
 {
     const par_attached *a = self;
-    if (a->strategy->units == PAR_UNIT_PATTERN) return choose_by_name(a, td, states, count, out);
-    choose_buckets(a, states, count, out);
+    if (a->units == PAR_UNITS_PATTERN) return choose_by_name(a, td, states, count, out);
+    if (a->units == PAR_UNITS_SIZE) choose_by_size(a, td, states, count, out);
+    else choose_buckets(a, states, count, out);
     return true;
 }
