@@ -22,9 +22,21 @@ static const run_flag common_flags[] = {
     { .name = "world", .kind = RUN_COUNT, .standard = "1", .most = 65536, .commands = RUN_PLAN,
       .help = "ranks to plan for" },
     { .name = "strategy", .kind = RUN_TEXT,
-      .help = "single, ddp or fsdp (single on one rank, else ddp)" },
+      .help = "single, ddp, zero1, zero2, zero3, fsdp or hsdp:SxR (single on one rank, else ddp)" },
+    { .name = "bucket-bytes", .kind = RUN_COUNT, .most = 1e15,
+      .help = "ddp, zero1, zero2: gradients reduced at once (25 MiB, the first 1 MiB)" },
+    { .name = "unit-elements", .kind = RUN_COUNT, .most = 1e15,
+      .help = "zero3: parameters gathered at once (an eighth of all, 5e8 at most)" },
+    { .name = "whole-elements", .kind = RUN_WHOLE, .most = 1e15,
+      .help = "zero3: a parameter of so many is not sharded (a thousandth of all, 1e5 at most)" },
     { .name = "units", .kind = RUN_TEXT,
-      .help = "fsdp: name patterns, each match is gathered as one" },
+      .help = "fsdp, hsdp: name patterns, each match is gathered as one" },
+    { .name = "reshard-after-forward", .kind = RUN_CHOICE, .choices = "yes|no", .standard = "yes",
+      .help = "fsdp, hsdp: no: what is gathered for the forward stays for the backward" },
+    { .name = "prefetch", .kind = RUN_COUNT, .standard = "1", .most = 1e6,
+      .help = "zero3, fsdp, hsdp: units gathered ahead of use" },
+    { .name = "reduce-dtype", .kind = RUN_CHOICE, .choices = "f32|bf16", .standard = "f32",
+      .help = "gradients are summed over ranks in f32 (f64 under f64) or bf16" },
     { .name = "batch", .kind = RUN_COUNT, .standard = "128", .most = 1e9,
       .help = "global batch of one update" },
     { .name = "accumulate", .kind = RUN_COUNT, .standard = "1", .most = 1e6, .commands = TBP,
@@ -179,14 +191,20 @@ static void resolve_steps(run_loop *run)
     run->steps = run_flags_whole(f, "steps");
 }
 
-static bool same_number(const char *a, const char *b) { return b && strtod(a, NULL) == strtod(b, NULL); }
+static bool same_value(const char *a, const char *b)
+{
+    if (!b || !strcmp(a, b)) return b != NULL;
+    char *a_end, *b_end;
+    double x = strtod(a, &a_end), y = strtod(b, &b_end);
+    return a_end != a && !*a_end && b_end != b && !*b_end && x == y;
+}
 
 void run_check_effect(run_loop *run, const char *flag, const char *decider, const char *only)
 {
     run_flags *f = &run->flags;
     const char *text = run_flags_text(f, flag);
     run_source source = run_flags_source(f, flag);
-    if (!text || source == RUN_DEFAULT || same_number(text, run_flags_standard(f, flag))) return;
+    if (!text || source == RUN_DEFAULT || same_value(text, run_flags_standard(f, flag))) return;
     if (source < RUN_CONFIG || source < run_flags_source(f, decider)) run_flags_unset(f, flag);
     else run_fail_usage(run, "--%s has no effect here: it is for --%s %s; leave it out", flag, decider, only);
 }
@@ -217,6 +235,20 @@ static void check_schedule_flags(run_loop *run)
         run_fail_usage(run, "--schedule step needs --decay-every N: the updates from one fall to the next");
 }
 
+static void check_strategy_flags(run_loop *run)
+{
+    static const struct { const char *flag, *strategies; } rows[] = {
+        { "bucket-bytes", "ddp, zero1 or zero2" }, { "unit-elements", "zero3" }, { "whole-elements", "zero3" }, { "units", "fsdp or hsdp" },
+        { "reshard-after-forward", "fsdp or hsdp" }, { "prefetch", "zero3, fsdp or hsdp" },
+    };
+    char name[sizeof run->strategy];
+    snprintf(name, sizeof name, "%.*s", (int)strcspn(run->strategy, ":+"), run->strategy);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (!strstr(rows[i].strategies, name)) run_check_effect(run, rows[i].flag, "strategy", rows[i].strategies);
+    const char *ranks = run->flags.command == RUN_PLAN ? "world" : "ranks";
+    if (run->ranks == 1) run_check_effect(run, "reduce-dtype", ranks, "2 or more");
+}
+
 static void check_settings(run_loop *run)
 {
     const run_flags *f = &run->flags;
@@ -237,7 +269,7 @@ static void check_settings(run_loop *run)
         run_fail_usage(run, "--keep-best needs --eval-every N: the best of those evaluations is kept");
     if (f->command == RUN_BENCH && *run->out && !run->profile.updates)
         run_fail_usage(run, "--out is where bench leaves a profile: give --profile N too, or leave --out out");
-    if (strcmp(run->strategy, "fsdp")) run_check_effect(run, "units", "strategy", "fsdp");
+    check_strategy_flags(run);
     check_schedule_flags(run);
     if (trains && run->stop_after && !run->eval_every)
         run_fail_usage(run, "--stop-after needs --eval-every N: it counts those evaluations");

@@ -92,7 +92,20 @@ static void open_context(run_loop *run)
 
 static par_options strategy_options(const run_loop *run)
 {
-    return (par_options){ .strategy = run->strategy, .units = run_flags_text(&run->flags, "units") };
+    const run_flags *f = &run->flags;
+    const char *reshard = run_flags_text(f, "reshard-after-forward"), *reduce = run_flags_text(f, "reduce-dtype");
+    bool whole = run_flags_text(f, "whole-elements") != NULL;
+    int64_t whole_elements = run_flags_whole(f, "whole-elements");
+    return (par_options){
+        .strategy = run->strategy,
+        .bucket_bytes = run_flags_whole(f, "bucket-bytes"),
+        .unit_elements = run_flags_whole(f, "unit-elements"),
+        .whole_elements = whole && !whole_elements ? -1 : whole_elements,
+        .units = run_flags_text(f, "units"),
+        .keep_gathered = reshard && !strcmp(reshard, "no"),
+        .prefetch = (int)run_flags_whole(f, "prefetch"),
+        .reduce_dtype = reduce && !strcmp(reduce, "bf16") ? TD_BF16 : TD_F32,
+    };
 }
 
 /* Says what is wrong with the strategy once, before ranks are started. */
