@@ -53,7 +53,8 @@ typedef struct par_options {
     int64_t whole_elements;     /* zero3: a parameter of up to so many stays whole on every rank, but for its moments; -1: none;
                                    0: a thousandth of what trains, 1e5 at most */
     const char *units;          /* fsdp, hsdp: name patterns, comma-separated, each match of '*' or name prefix one unit, as "h.*,out";
-                                   NULL: one unit for each module that has parameters. What matches none is the root's. */
+                                   NULL: one unit for each numbered module (h.0), where there is none for each that has parameters.
+                                   What is in none is the root's, which stays gathered from the forward to the backward. */
     bool keep_gathered;         /* fsdp, hsdp: units stay gathered from the forward to the backward */
     int prefetch;               /* zero3, fsdp, hsdp: units gathered ahead of use; 0: 1 */
     td_dtype reduce_dtype;      /* gradients are summed over ranks in it: TD_BF16; 0 (TD_F32): as parameters are stored */

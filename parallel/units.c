@@ -3,9 +3,9 @@
  *   buckets    from the last parameter to the first, the order in which gradients appear: the first bucket 1 MiB, then
  *              bucket_bytes each
  *   size       in the order they are made, up to so many elements each; small ones apart from the others, whole on every rank
- *   patterns   a unit for each module that a pattern names ("h.*": h.0, h.1, ...), or, without patterns, for each module
- *              that has parameters; what no pattern names is the root's unit, which stays gathered between forward and
- *              backward
+ *   patterns   a unit for each module that a pattern names ("h.*": h.0, h.1, ...); without patterns for each block, a module that
+ *              is numbered, or, in a model that has none, for each module that has parameters. What is in none of these is
+ *              the root's unit, which stays gathered between forward and backward
  */
 #include "parallel/strategy.h"
 
@@ -78,10 +78,28 @@ static size_t module_length(const char *name)
     return dot ? (size_t)(dot - name) : 0;
 }
 
-/* The part of `name` that is its unit's module; 0: the root's. */
-static size_t unit_path(const char *patterns, const char *name)
+/* The part of `name` up to its first component that is a number, as "h.0" of "h.0.attn.weight"; 0: it has none. */
+static size_t block_length(const char *name)
 {
-    if (!patterns) return module_length(name);
+    for (const char *at = name; *at;) {
+        size_t length = strcspn(at, "."), digits = strspn(at, "0123456789");
+        if (at[length] && length && digits == length) return (size_t)(at - name) + length;
+        at += length + (at[length] == '.');
+    }
+    return 0;
+}
+
+static bool has_blocks(const td_state *states, int count)
+{
+    bool found = false;
+    for (int i = 0; i < count && !found; i++) found = block_length(td_state_name(states[i])) > 0;
+    return found;
+}
+
+/* The part of `name` that is its unit's module; 0: the root's. */
+static size_t unit_path(const char *patterns, bool blocks, const char *name)
+{
+    if (!patterns) return blocks ? block_length(name) : module_length(name);
     for (const char *at = patterns; *at;) {
         size_t length = strcspn(at, ","), found = match(at, length, name);
         if (found) return found;
@@ -111,13 +129,14 @@ static bool check_patterns(td_context *td, const char *name, const char *pattern
 static bool choose_by_name(const par_attached *a, td_context *td, const td_state *states, int count, td_unit_choice *out)
 {
     int units = 0;
+    bool blocks = has_blocks(states, count);
     for (int i = 0; i < count; i++) {
         const char *name = td_state_name(states[i]);
-        size_t length = unit_path(a->options.units, name);
+        size_t length = unit_path(a->options.units, blocks, name);
         out[i] = (td_unit_choice){ .unit = -1, .root = !length || a->options.keep_gathered };
         for (int j = 0; j < i && out[i].unit < 0; j++) {
             const char *other = td_state_name(states[j]);
-            if (unit_path(a->options.units, other) == length && !strncmp(name, other, length)) out[i].unit = out[j].unit;
+            if (unit_path(a->options.units, blocks, other) == length && !strncmp(name, other, length)) out[i].unit = out[j].unit;
         }
         if (out[i].unit < 0) out[i].unit = units++;
     }

@@ -30,7 +30,7 @@ static const run_flag common_flags[] = {
     { .name = "whole-elements", .kind = RUN_WHOLE, .most = 1e15,
       .help = "zero3: a parameter of so many is not sharded (a thousandth of all, 1e5 at most)" },
     { .name = "units", .kind = RUN_TEXT,
-      .help = "fsdp, hsdp: name patterns, each match is gathered as one" },
+      .help = "fsdp, hsdp: name patterns, each match is gathered as one (blocks, else modules)" },
     { .name = "reshard-after-forward", .kind = RUN_CHOICE, .choices = "yes|no", .standard = "yes",
       .help = "fsdp, hsdp: no: what is gathered for the forward stays for the backward" },
     { .name = "prefetch", .kind = RUN_COUNT, .standard = "1", .most = 1e6,
