@@ -265,9 +265,11 @@ START_TEST(test_ranks_and_accumulation_follow_one_curve)
     double one[8], other[8];
     ck_assert_sh(0, "rm -rf one; " SMALL "--dtype f64 --dropout 0.2 --clip 1 --steps 8 --out one");
     ck_assert_int_eq(read_losses("one", one, 8), 8);
-    static const char *const ways[] = { "--ranks 2", "--ranks 2 --strategy fsdp --accumulate 2",
-                                        "--ranks 3 --accumulate 2" };
-    for (int i = 0; i < 3; i++) {
+    static const char *const ways[] = { "--ranks 2 --bucket-bytes 2000", "--ranks 2 --strategy fsdp --accumulate 2 --reshard-after-forward no",
+                                        "--ranks 3 --accumulate 2 --strategy zero1", "--ranks 3 --strategy zero2 --accumulate 2",
+                                        "--ranks 2 --strategy zero3 --unit-elements 100 --whole-elements 0 --prefetch 2 --accumulate 2",
+                                        "--ranks 4 --strategy hsdp:2x2 --accumulate 2" };
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
         ck_assert_sh(0, "rm -rf other; " SMALL "--dtype f64 --dropout 0.2 --clip 1 --steps 8 --out other %s", ways[i]);
         ck_assert_int_eq(read_losses("other", other, 8), 8);
         ck_assert_near(other, one, 8, 1e-10); /* sums in another order */
@@ -281,9 +283,11 @@ START_TEST(test_a_checkpoint_goes_on_in_any_world)
     enter();
     double whole[9], parts[9];
     ck_assert_sh(0, "rm -rf whole parts; " SMALL "--dtype f64 --steps 9 --out whole");
-    ck_assert_sh(0, SMALL "--dtype f64 --steps 3 --schedule-steps 9 --out parts --ranks 3 --strategy fsdp");
-    ck_assert_sh(0, "$MLP train --resume --out parts --steps 6 --ranks 2 --strategy ddp");
-    ck_assert_sh(0, "$MLP train --resume --out parts --steps 9 --ranks 1 --strategy single");
+    ck_assert_sh(0, SMALL "--dtype f64 --steps 2 --schedule-steps 9 --out parts --ranks 3 --strategy fsdp");
+    static const char *const worlds[] = { "--ranks 2 --strategy ddp",      "--ranks 3 --strategy zero1", "--ranks 4 --strategy hsdp:2x2",
+                                          "--ranks 2 --strategy zero3",    "--ranks 4 --strategy zero2", "--ranks 3 --strategy hsdp:1x3",
+                                          "--ranks 1 --strategy single" };
+    for (int i = 0; i < 7; i++) ck_assert_sh(0, "$MLP train --resume --out parts --steps %d %s", 3 + i, worlds[i]);
     ck_assert_int_eq(read_losses("whole", whole, 9), 9);
     ck_assert_int_eq(read_losses("parts", parts, 9), 9);
     ck_assert_near(parts, whole, 9, 1e-10);
@@ -549,7 +553,14 @@ START_TEST(test_wrong_usage_is_one_line_and_status_2)
         { 2, "$MLP train --data $DATA --strategy zero9", "zero9" },
         { 2, "$MLP train --data $DATA --batch 24 --ranks 2 --strategy single", "single" },
         { 2, "$MLP train --data $DATA --batch 24 --ranks 2 --strategy fsdp --units 'layer.*'", "layer.*" },
-        { 2, "$MLP train --data $DATA --units net --steps 2", "--units has no effect here: it is for --strategy fsdp" },
+        { 2, "$MLP train --data $DATA --units net --steps 2", "--units has no effect here: it is for --strategy fsdp or hsdp" },
+        { 2, "$MLP train --data $DATA --batch 24 --ranks 2 --strategy fsdp --bucket-bytes 100", "it is for --strategy ddp, zero1 or zero2" },
+        { 2, "$MLP train --data $DATA --batch 24 --ranks 2 --strategy zero2 --unit-elements 9", "it is for --strategy zero3" },
+        { 2, "$MLP train --data $DATA --batch 24 --ranks 2 --strategy hsdp:2x1 --whole-elements 9", "it is for --strategy zero3" },
+        { 2, "$MLP train --data $DATA --batch 24 --ranks 2 --reshard-after-forward no", "it is for --strategy fsdp or hsdp" },
+        { 2, "$MLP train --data $DATA --batch 24 --ranks 2 --strategy zero1 --prefetch 2", "it is for --strategy zero3, fsdp or hsdp" },
+        { 2, "$MLP train --data $DATA --reduce-dtype bf16", "--reduce-dtype has no effect here: it is for --ranks 2 or more" },
+        { 2, "$MLP train --data $DATA --batch 24 --ranks 4 --strategy hsdp:2x3", "strategy 'hsdp:2x3' is for 6 ranks" },
         { 2, "$MLP train --data $DATA --ranks 2 --batch 24 --units net", "--units has no effect here" },
         { 2, "$MLP train --data $DATA --scale 2", "--scale is for a table (CSV)" },
         { 2, "$MLP train --data $DATA --target 1", "--target is for a table (CSV)" },

@@ -116,6 +116,8 @@ START_TEST(test_the_same_under_strategies)
 {
     compare(2, "ddp", TD_F64);
     compare(3, "fsdp", TD_F64);
+    compare(2, "zero2", TD_F64);
+    compare(3, "zero3", TD_F64);
 }
 END_TEST
 

@@ -122,10 +122,11 @@ static int table_on_ranks(par_world *world, int rank, void *user)
 
 START_TEST(test_ranks_follow_the_table)
 {
-    for (int ranks = 2; ranks <= 3; ranks++) {
-        ck_assert_int_eq(par_run_threads(ranks, &(par_world_options){ .timeout_s = 20 }, table_on_ranks, "ddp"), 0);
-        ck_assert_int_eq(par_run_threads(ranks, &(par_world_options){ .timeout_s = 20 }, table_on_ranks, "fsdp"), 0);
-    }
+    static char *const strategies[] = { "ddp", "zero1", "zero2", "zero3", "fsdp" };
+    for (int ranks = 2; ranks <= 3; ranks++)
+        for (int s = 0; s < 5; s++)
+            ck_assert_int_eq(par_run_threads(ranks, &(par_world_options){ .timeout_s = 20 }, table_on_ranks, strategies[s]), 0);
+    ck_assert_int_eq(par_run_threads(4, &(par_world_options){ .timeout_s = 20 }, table_on_ranks, "hsdp:2x2"), 0);
 }
 END_TEST
 
@@ -294,8 +295,9 @@ static int skip_by_rows(par_world *world, int rank, void *user)
 START_TEST(test_updates_by_rows_are_skipped_too)
 {
     for (int ranks = 1; ranks <= 2; ranks++)
-        for (int i = 0; i < 8; i++) {
-            rows_asked a = { .strategy = ranks == 1 ? "single" : i & 1 ? "fsdp" : "ddp", .sparse = i & 2, .by_rows = i & 4 };
+        for (int i = 0; i < 16; i++) {
+            static const char *const strategies[] = { "ddp", "fsdp", "zero1", "zero2" };
+            rows_asked a = { .strategy = ranks == 1 ? "single" : strategies[(i & 1) + i / 8 * 2], .sparse = i & 2, .by_rows = i & 4 };
             ck_assert_int_eq(par_run_threads(ranks, &(par_world_options){ .timeout_s = 20 }, skip_by_rows, &a), 0);
         }
 }

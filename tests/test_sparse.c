@@ -373,17 +373,20 @@ END_TEST
 
 START_TEST(test_ranks_equal_one_dense_rank)
 {
-    static const char *const strategies[] = { "ddp", "fsdp" };
+    static const char *const strategies[] = { "ddp", "zero1", "zero2", "zero3", "fsdp" };
     for (int row_wise = 0; row_wise < 2; row_wise++) {
         job j = { .dtype = TD_F64, .lookups = 2, .micros = 2, .max_norm = 0.3, .row_wise = row_wise };
         job dense = run(1, j);
         j.sparse = true;
         for (int ranks = 1; ranks <= 3; ranks++)
-            for (int s = 0; s < 2; s++) {
+            for (int s = 0; s < 5; s++) {
                 j.strategy = strategies[s];
                 job sparse = run(ranks, j);
                 assert_same(&sparse, &dense, 1e-12);
             }
+        j.strategy = "hsdp:2x2", j.micros = 3;
+        job grouped = run(4, j);
+        assert_same(&grouped, &dense, 1e-12);
     }
 }
 END_TEST
@@ -391,11 +394,11 @@ END_TEST
 /* The sums of rows are whole on every rank; parameters under fsdp are not, so the curve stands for them. */
 START_TEST(test_dense_row_wise_on_ranks)
 {
-    static const char *const strategies[] = { "ddp", "fsdp" };
+    static const char *const strategies[] = { "ddp", "zero1", "zero2", "zero3", "fsdp" };
     job j = { .dtype = TD_F64, .lookups = 2, .micros = 1, .max_norm = 0.3, .row_wise = true };
     job one = run(1, j);
     for (int ranks = 2; ranks <= 3; ranks++)
-        for (int s = 0; s < 2; s++) {
+        for (int s = 0; s < 5; s++) {
             j.strategy = strategies[s];
             job many = run(ranks, j);
             ck_assert_near(many.losses, one.losses, STEPS, 1e-12);

@@ -114,7 +114,8 @@ static int skip_on_ranks(par_world *world, int rank, void *user)
 
 START_TEST(test_where_when_is_0_every_bit_stays)
 {
-    static const asked all[] = { { TD_F64, "ddp" }, { TD_F64, "fsdp" }, { TD_F32, "ddp" }, { TD_F32, "fsdp" } };
+    static const asked all[] = { { TD_F64, "ddp" }, { TD_F64, "fsdp" }, { TD_F32, "ddp" }, { TD_F32, "fsdp" },
+                                 { TD_F64, "zero1" }, { TD_F32, "zero2" }, { TD_F64, "zero3" } };
     for (int ranks = 1; ranks <= 3; ranks++)
         for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
             asked a = all[i];

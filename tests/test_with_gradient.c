@@ -242,7 +242,7 @@ static job run(int ranks, job j)
 START_TEST(test_ranks_train_as_one)
 {
     static const struct { int ranks; const char *strategy, *passes; } on[] = {
-        { 2, "ddp", NULL }, { 2, "fsdp", NULL }, { 3, "fsdp", NULL }, { 1, "single", "-simplify" }, { 2, "ddp", "-simplify" },
+        { 2, "ddp", NULL }, { 2, "fsdp", NULL }, { 3, "fsdp", NULL }, { 2, "zero1", NULL }, { 3, "zero3", NULL }, { 1, "single", "-simplify" }, { 2, "ddp", "-simplify" },
     };
     job one = run(1, (job){ .dtype = TD_F64, .strategy = "single" });
     ck_assert(one.losses[STEPS - 1] < one.losses[0]);
