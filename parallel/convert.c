@@ -43,23 +43,21 @@ static bool same_on(td_placement x, td_placement y, int a)
     return x.kind[a] == y.kind[a] && (x.kind[a] != TD_SHARDED || x.dim[a] == y.dim[a]);
 }
 
-/* Where two axes share a dimension, the later one's parts are parts of the earlier one's: these cannot change under it. */
-static bool is_under_change(const td_mesh *mesh, td_placement have, td_placement to, int axis)
-{
-    for (int a = 0; a < mesh->axes; a++) {
-        if (a == axis || same_on(have, to, a)) continue;
-        bool meets = (have.kind[a] == TD_SHARDED && have.dim[a] == have.dim[axis]) || (to.kind[a] == TD_SHARDED && to.dim[a] == have.dim[axis]);
-        if (meets && (a < axis || !same_on(have, to, axis))) return true;
-    }
-    return false;
-}
+static bool shares(const td_placement *p, int a, int dim) { return p->kind[a] == TD_SHARDED && p->dim[a] == dim; }
 
-/* Whether parts along the axis must be put together before anything else is done. */
-static bool gathers_first(const td_mesh *mesh, td_placement have, td_placement to, int a)
+/* Whether parts along the axis must be put together before anything else is done: to be parts of something else, or because, where
+ * two axes share a dimension, the later one's parts are parts of the earlier one's, which cannot change under them. */
+static bool gathers_first(const td_mesh *mesh, td_placement have, td_placement to, int axis)
 {
-    if (have.kind[a] != TD_SHARDED) return false;
-    bool moves = !same_on(have, to, a) && to.kind[a] != TD_REPLICATED;
-    return moves || is_under_change(mesh, have, to, a);
+    if (have.kind[axis] != TD_SHARDED) return false;
+    bool changes = !same_on(have, to, axis), first = changes && to.kind[axis] != TD_REPLICATED;
+    int dim = have.dim[axis];
+    for (int a = 0; a < TD_MAX_AXES && a < mesh->axes; a++) {
+        if (a == axis) continue;
+        bool moves_under = a < axis && !same_on(have, to, a) && (shares(&have, a, dim) || shares(&to, a, dim));
+        first = first || moves_under || (changes && shares(&to, a, dim));
+    }
+    return first;
 }
 
 td_id par_convert(td_program *p, td_id id, td_placement to, const td_node *reader)

@@ -1,7 +1,8 @@
 /* Placement: every operation gives on several ranks, its inputs cut among them, what it gives on one.
  *
  * Each case of each operation is run with every choice of inputs that can be cut along their first dimension, and its
- * results and gradients compared with one rank's. Then the conversions, one by one, and programs whose sizes tempt.
+ * results and gradients compared with one rank's; four ranks also as a mesh of two axes. Then conversions from any placement on such a
+ * mesh to any other, and programs whose sizes tempt.
  *
  * Labels: threads
  * Timeout: 300 s
@@ -9,8 +10,7 @@
 #include "tests/check.h"
 
 #include "core/ops/list.h"
-
-#include <tandem/parallel.h>
+#include "parallel/strategy.h"
 
 #define NAME_OPERATION(name) &td_op_##name,
 static const td_op *const operations[] = { TD_OPERATIONS(NAME_OPERATION) };
@@ -21,6 +21,7 @@ typedef struct job {
     const td_case *c;
     uint32_t cut;                             /* bit i: input i is a batch */
     int ranks;
+    const char *strategy;
     double *result[INPUTS + 1];               /* the output, then each input's gradient; NULL: none */
     int64_t count[INPUTS + 1];
     char error[512];
@@ -87,7 +88,7 @@ static int run_rank(par_world *world, int rank, void *user)
 {
     job *j = user;
     td_context *td = td_open(&(td_options){ .dtype = TD_F64, .seed = 5, .threads = 1, .poison = true });
-    if (world) par_attach(td, world, rank, &(par_options){ .strategy = j->ranks > 1 ? "ddp" : "single" });
+    if (world) par_attach(td, world, rank, &(par_options){ .strategy = j->strategy });
     int n = input_count(j->c);
     td_tensor in[INPUTS], gradient[INPUTS];
     for (int i = 0; i < n; i++) in[i] = record_input(td, j, i, rank);
@@ -111,12 +112,12 @@ static int run_rank(par_world *world, int rank, void *user)
     return good ? 0 : 1;
 }
 
-static void run_job(job *j, const td_op *op, const td_case *c, uint32_t cut, int ranks)
+static void run_job(job *j, const td_op *op, const td_case *c, uint32_t cut, int ranks, const char *strategy)
 {
-    j->op = op, j->c = c, j->cut = cut, j->ranks = ranks;
+    j->op = op, j->c = c, j->cut = cut, j->ranks = ranks, j->strategy = strategy;
     memset(j->count, 0, sizeof j->count);
     int failed = par_run_threads(ranks, &(par_world_options){ .timeout_s = 20 }, run_rank, j);
-    ck_assert_msg(!failed, "%s on %d ranks, cut %x: %s", op->name, ranks, cut, j->error);
+    ck_assert_msg(!failed, "%s on %d ranks under %s, cut %x: %s", op->name, ranks, strategy, cut, j->error);
 }
 
 static void compare(const job *got, const job *want)
@@ -163,11 +164,12 @@ START_TEST(test_every_operation_gives_one_ranks_result)
             for (int i = 0; i < input_count(c); i++) small = small && elements_of(&c->in[i]) <= MOST / 8;
             if (!small) continue;
             fill_inputs(c);
-            run_job(&one, operations[o], c, 0, 1);
-            for (int ranks = 2; ranks <= 4; ranks++) {
+            run_job(&one, operations[o], c, 0, 1, "single");
+            for (int way = 2; way <= 5; way++) {
+                int ranks = way < 5 ? way : 4;
                 uint32_t bits = can_be_cut(c, ranks);
                 for (uint32_t cut = bits; cut; cut = (cut - 1) & bits) {
-                    run_job(&several, operations[o], c, cut, ranks);
+                    run_job(&several, operations[o], c, cut, ranks, way < 5 ? "ddp" : "hsdp:2x2");
                     compare(&several, &one);
                     cells++;
                 }
@@ -176,6 +178,116 @@ START_TEST(test_every_operation_gives_one_ranks_result)
     ck_assert_int_gt(cells, 100);
 }
 END_TEST
+
+/* ---- Conversions on a mesh of two axes, 2 x 2 and 2 x 3 */
+
+enum { WALK = 12, WALK_ROWS = 12, WALK_COLUMNS = 12 };
+
+typedef struct walk {
+    td_placement at[WALK];                    /* where a value is brought, one after the other */
+    int ranks;
+    double got[WALK_ROWS * WALK_COLUMNS];
+    int64_t sent;
+    char error[512];
+} walk;
+
+/* Both axes: replicated, sharded along rows, along columns, partial. */
+static td_placement placement(int i)
+{
+    static const int8_t kind[] = { TD_REPLICATED, TD_SHARDED, TD_SHARDED, TD_PARTIAL }, dim[] = { 0, 0, 1, 0 };
+    return (td_placement){ .kind = { kind[i / 4], kind[i % 4] }, .dim = { dim[i / 4], dim[i % 4] } };
+}
+
+/* The batch, sharded over both axes, goes through all of them, and at the end is read whole. */
+static td_program *walk_pass(void *self, const td_program *in)
+{
+    const walk *w = self;
+    td_id map[64];
+    td_program *out = td_pass_begin(in->td);
+    for (uint32_t n = 0; out && n < in->node_count; n++) {
+        td_node node = in->nodes[n];
+        td_copy_node(out, in, n, map);
+        if (node.op != &td_op_input) continue;
+        td_id id = map[node.output];
+        out->values[id].place = placement(5);
+        for (int i = 0; i < WALK && id != TD_NONE; i++) id = par_convert(out, id, w->at[i], &node);
+        if (id != TD_NONE) id = par_convert(out, id, placement(0), &node);
+        map[node.output] = id;
+        if (id == TD_NONE) break;
+    }
+    return td_pass_end(out);
+}
+
+static double element(int row, int column) { return 1 + row * WALK_COLUMNS + column; }
+
+static int take_walk(par_world *world, int rank, void *user)
+{
+    walk *w = user;
+    td_context *td = td_open(&(td_options){ .dtype = TD_F64, .threads = 1, .poison = true });
+    int across = 2, group = w->ranks / 2, rows = WALK_ROWS / w->ranks;
+    td_transport transport;
+    td_parallel parallel = { .self = w, .mesh = { .axes = 2, .name = { "across", "group" }, .size = { across, group }, .at = { rank / group, rank % group },
+                                                  .rank = rank, .world = w->ranks },
+                             .unit_multiple = 1, .place = walk_pass, .transport = &transport };
+    bool good = par_transport_local(world, rank, td, &parallel.mesh, &transport) && td_set_parallel(td, &parallel);
+    double own[WALK_ROWS * WALK_COLUMNS];
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < WALK_COLUMNS; c++) own[r * WALK_COLUMNS + c] = element(rank * rows + r, c);
+    td_tensor x = td_batch(td, "x", TD_F64, TD_SHAPE(WALK_ROWS, WALK_COLUMNS), own);
+    td_keep(x);
+    good = good && td_step(td);
+    if (rank == 0 && good) td_read(x, w->got);
+    if (rank == 0) snprintf(w->error, sizeof w->error, "%s", td_error_text(td));
+    if (rank == 0) w->sent = par_sent(world, 0, NULL);
+    td_close(td);
+    return !good;
+}
+
+static int64_t walked(walk *w)
+{
+    int failed = par_run_threads(w->ranks, &(par_world_options){ .timeout_s = 20 }, take_walk, w);
+    ck_assert_msg(!failed, "%s", w->error);
+    for (int r = 0; r < WALK_ROWS; r++)
+        for (int c = 0; c < WALK_COLUMNS; c++)
+            if (w->got[r * WALK_COLUMNS + c] != element(r, c))
+                for (int i = 0; i < WALK; i++)
+                    ck_assert_msg(i + 1 < WALK, "(%d, %d) is %g, not %g, after walking to %d %d", r, c, w->got[r * WALK_COLUMNS + c], element(r, c),
+                                  w->at[i].kind[0] * 10 + w->at[i].dim[0], w->at[i].kind[1] * 10 + w->at[i].dim[1]);
+    return w->sent;
+}
+
+/* Every pair of placements is one step of some walk. */
+START_TEST(test_any_placement_becomes_any_other)
+{
+    for (int ranks = 4; ranks <= 6; ranks += 2)
+        for (int from = 0; from < 16; from++)
+            for (int to = 0; to < 16; to += WALK / 2) {
+                walk w = { .ranks = ranks };
+                for (int i = 0; i < WALK; i += 2) w.at[i] = placement(from), w.at[i + 1] = placement((to + i / 2) % 16);
+                walked(&w);
+            }
+}
+END_TEST
+
+/* What is sent from a value partial on both axes: sums are taken of the least there is. The batch's gather at first: 3 x 288 bytes. */
+START_TEST(test_the_least_is_sent)
+{
+    const int64_t whole = WALK_ROWS * WALK_COLUMNS * 8, begin = 3 * whole / 4;
+    static const struct { int to; int64_t bytes; } rows[] = {
+        { 3 * 4 + 3, 0 },                     /* stays; then each axis an all-reduce: 2 x 1/2 of the whole */
+        { 0 * 4 + 1, 576 + 576 },         /* to all across, to parts in the group: half is scattered, the half all-reduced */
+        { 1 * 4 + 0, 576 + 576 },
+    };
+    for (int i = 0; i < 3; i++) {
+        walk w = { .ranks = 4 };
+        for (int k = 0; k < WALK; k++) w.at[k] = placement(k ? rows[i].to : 15);
+        int64_t end = i ? whole / 2 : 2 * whole; /* gathered again, or summed */
+        ck_assert_int_eq(walked(&w), begin + rows[i].bytes + end);
+    }
+}
+END_TEST
+
+/* ---- Programs whose sizes tempt */
 
 /* A size of 1 that stretches is not a part of anything. */
 static int stretch(par_world *world, int rank, void *user)
@@ -251,5 +363,5 @@ START_TEST(test_a_batch_that_ranks_do_not_divide_is_refused)
 }
 END_TEST
 
-TESTS("place", test_every_operation_gives_one_ranks_result, test_a_stretched_dimension_is_not_cut,
+TESTS("place", test_every_operation_gives_one_ranks_result, test_any_placement_becomes_any_other, test_the_least_is_sent, test_a_stretched_dimension_is_not_cut,
       test_a_replicated_part_of_the_loss_counts_once, test_a_batch_that_ranks_do_not_divide_is_refused)
