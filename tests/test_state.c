@@ -227,7 +227,7 @@ START_TEST(test_what_cannot_be_is_refused)
     three t = open_three(1, 2, 3);
     td_state all[] = { t.a, t.b, t.c };
     td_keep(td_gradients_at(t.td, all, 3, TD_HERE));
-    ck_assert_str_has(td_error_text(t.td), "only td_gradient_norm and td_update read it");
+    ck_assert_str_has(td_error_text(t.td), "only td_gradient_norm, td_gradient_max and td_update read it");
     td_clear_error(t.td);
     td_parameter(td_root(t.td), "huge", TD_SHAPE(INT64_C(1) << 33, INT64_C(1) << 33), td_init_constant(0));
     ck_assert_str_has(td_error_text(t.td), "state 'huge': f64 (8589934592, 8589934592) cannot be stored");
