@@ -279,6 +279,9 @@ TD_API td_shape td_shape_at(td_tensor t);                 /* of a live handle or
 TD_API td_dtype td_dtype_at(td_tensor t);
 TD_API bool td_failed(td_tensor t);
 
+/* The same, and what is recorded next is planned as if this step had run: micro-batch after micro-batch. For contexts that only plan. */
+TD_API bool td_plan_step(td_context *td);
+
 /* What the last plan promises for one rank. Bytes and FLOPs of one run of the step. */
 typedef struct td_report {
     int64_t state_bytes;      /* parameters, moments, accumulators, buffers */

@@ -105,6 +105,7 @@ struct td_context {
     td_planned **plans;
     uint32_t plan_count, plan_room;
     td_planned *last;                            /* whose outputs can be read */
+    td_planned *planned;                         /* by the last td_plan; NULL: none, or it is gone */
     uint32_t last_generation;
     void *arena;
     int64_t arena_bytes;
@@ -293,6 +294,10 @@ bool td_profile_plan(td_context *td, td_planned *plan);   /* before its run */
 void td_profile_task_done(td_context *td, const td_planned *plan, uint32_t task, int64_t begin_ns);
 void td_profile_step_done(td_context *td);
 const char *td_profile_kind(const td_op *op);
+/* Which nodes are of the update: bytes of 0 or 1, one a node. */
+void td_profile_find_updates(const td_program *p, char *is_update);
+/* A task but for its live bytes; `parts` is the operation's name. */
+td_profile_task td_profile_describe(const td_context *td, const td_planned *plan, uint32_t task, const char *is_update);
 
 /* ---- Step (step.c) */
 const td_plan_output *td_kept_output(td_tensor t);        /* of the last step; NULL: t is no such handle */

@@ -69,7 +69,7 @@ static const char *parts_of(td_context *td, const td_kernel *k)
 }
 
 /* Which nodes are of the update: what sums gradients up or applies them, and what follows from it. */
-static void find_updates(const td_program *p, char *is_update)
+void td_profile_find_updates(const td_program *p, char *is_update)
 {
     for (uint32_t n = 0; n < p->node_count; n++) {
         const td_node *node = &p->nodes[n];
@@ -89,19 +89,25 @@ static void find_live_bytes(const td_planned *plan, td_profiled_plan *to)
     }
 }
 
+td_profile_task td_profile_describe(const td_context *td, const td_planned *plan, uint32_t task, const char *is_update)
+{
+    const td_task *t = &plan->tasks[task];
+    const td_op *op = t->kernel.op;
+    const td_node *n = &plan->program->nodes[t->node];
+    return (td_profile_task){
+        .op = op->name, .parts = op->name, .kind = td_profile_kind(op), .module = td_module_path(td, n->module),
+        .phase = is_update[t->node]             ? TD_PROFILE_UPDATE
+                 : n->phase & TD_BACKWARD_PHASE ? TD_PROFILE_BACKWARD
+                                                : TD_PROFILE_FORWARD,
+        .collective = op->flags & TD_OP_COLLECTIVE, .dtype = dtype_of(&t->kernel), .flops = t->cost.flops, .bytes = t->cost.bytes,
+        .sent = t->cost.sent };
+}
+
 static bool describe(td_context *td, const td_planned *plan, td_profiled_plan *to, const char *is_update)
 {
     for (uint32_t t = 0; t < plan->task_count; t++) {
-        const td_task *task = &plan->tasks[t];
-        const td_op *op = task->kernel.op;
-        const td_node *n = &plan->program->nodes[task->node];
-        to->task[t] = (td_profile_task){
-            .op = op->name, .parts = parts_of(td, &task->kernel), .kind = td_profile_kind(op), .module = td_module_path(td, n->module),
-            .phase = is_update[task->node]               ? TD_PROFILE_UPDATE
-                     : n->phase & TD_BACKWARD_PHASE      ? TD_PROFILE_BACKWARD
-                                                         : TD_PROFILE_FORWARD,
-            .collective = op->flags & TD_OP_COLLECTIVE, .dtype = dtype_of(&task->kernel), .flops = task->cost.flops,
-            .bytes = task->cost.bytes, .sent = task->cost.sent };
+        to->task[t] = td_profile_describe(td, plan, t, is_update);
+        to->task[t].parts = parts_of(td, &plan->tasks[t].kernel);
         to->count++;
         if (!to->task[t].parts) return false;
     }
@@ -125,7 +131,7 @@ static td_profiled_plan *describe_plan(td_context *td, const td_planned *plan)
     bool done = to && is_update;
     if (to) to->count = 0;
     if (done) {
-        find_updates(plan->program, is_update);
+        td_profile_find_updates(plan->program, is_update);
         done = describe(td, plan, to, is_update);
     }
     td_free(td, is_update, nodes + 1, "program");

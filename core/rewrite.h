@@ -420,6 +420,33 @@ typedef struct td_transport {
     int64_t (*sent)(void *self, int64_t *calls);               /* bytes since opened, and collectives called */
 } td_transport;
 
+/* ---- What was planned ------------------------------------------------------------------------------------- */
+
+/* One call of the plan that td_plan or td_plan_step made last, in the order of running. */
+typedef struct td_planned_call {
+    const td_op *op;
+    const void *attr;                         /* the node's; NULL: none */
+    td_profile_task task;                     /* what it costs; `parts` is the operation's name */
+    int64_t waits_for;                        /* the last collective before it that makes something it reads, by number; -1: none */
+} td_planned_call;
+/* 0: nothing was planned, or the plan is gone. */
+TD_API int64_t td_planned_count(const td_context *td);
+/* Fills `to`, which has room for td_planned_count of them; texts and attributes are the plan's. false and an error without memory. */
+TD_API bool td_planned_calls(td_context *td, td_planned_call *to);
+
+/* What one rank holds where that plan needs most, in bytes: state_bytes + step_bytes of its td_report. */
+typedef struct td_planned_memory {
+    int64_t parameters, moments, buffers;
+    int64_t accumulators;                     /* of gradients, between the steps of an update */
+    int64_t gradients;                        /* of whole units, within the step */
+    int64_t activations;                      /* made in a forward and read in its backward */
+    int64_t transients;                       /* other values of the step */
+    int64_t communication;                    /* what collectives give: units gathered, say */
+    int64_t workspace;                        /* of library calls */
+    int64_t unused;                           /* gaps between what lives then, and what only other moments need */
+} td_planned_memory;
+TD_API bool td_planned_memory_of(td_context *td, td_planned_memory *to);
+
 /* ---- Built-in operations that passes emit ----------------------------------------------------------------- */
 
 /* Recorded: */

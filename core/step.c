@@ -199,6 +199,7 @@ static td_planned *find_plan(td_context *td, uint64_t key, td_purpose purpose)
 static void drop_plan(td_context *td, uint32_t index)
 {
     if (td->last == td->plans[index]) td->last = NULL;
+    if (td->planned == td->plans[index]) td->planned = NULL;
     td_plan_free(td, td->plans[index]);
     td->plans[index] = td->plans[--td->plan_count];
 }
@@ -299,15 +300,18 @@ static void begin_recording(td_context *td)
     td->draws_stamp++;
 }
 
+/* As the plan leaves them when it has run. */
+static void leave_accumulators(td_context *td, const td_planned *plan)
+{
+    for (uint32_t i = 0; i < plan->accumulator_count; i++)
+        td->units[plan->accumulators[i] / 2].accumulator_full = plan->accumulators[i] % 2 == TD_ACCUMULATOR_FULL;
+}
+
 bool td_step(td_context *td)
 {
     if (td->error != TD_OK) return false;
     if (td->recording.node_count && !run_recording(td, TD_FOR_STEP)) return false;
-    if (td->recording.node_count) {
-        const td_planned *plan = td->last;
-        for (uint32_t i = 0; i < plan->accumulator_count; i++)
-            td->units[plan->accumulators[i] / 2].accumulator_full = plan->accumulators[i] % 2 == TD_ACCUMULATOR_FULL;
-    }
+    if (td->recording.node_count) leave_accumulators(td, td->last);
     if (td->updates_recorded) {
         td->run.update++;
         td->run.micro = 0;
@@ -323,10 +327,21 @@ bool td_step(td_context *td)
 bool td_plan(td_context *td)
 {
     bool is_new;
+    td->planned = NULL;
     if (!td->recording.node_count) td_fail(td, TD_ERROR_USAGE, "td_plan: nothing is recorded");
-    bool planned = td->error == TD_OK && plan_for(td, TD_FOR_STEP, &is_new) != NULL;
-    if (planned) begin_recording(td);
-    return planned;
+    if (td->error != TD_OK) return false;
+    td->planned = plan_for(td, TD_FOR_STEP, &is_new);
+    if (!td->planned) return false;
+    if (!is_new) report(td, td->planned, -1);
+    begin_recording(td);
+    return true;
+}
+
+bool td_plan_step(td_context *td)
+{
+    if (!td_plan(td)) return false;
+    leave_accumulators(td, td->planned);
+    return true;
 }
 
 void td_clear_error(td_context *td)

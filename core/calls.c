@@ -1,0 +1,188 @@
+/* What a plan is made of, for those who foretell: its calls with what they cost and wait for, and its memory by kind.
+ *
+ * Nothing here changes a plan. The kinds of memory are told at the moment at which the largest sum of bytes is alive; what the
+ * arena has beyond that sum is `unused`.
+ */
+#include "core/internal.h"
+
+#include <string.h>
+
+int64_t td_planned_count(const td_context *td) { return td->planned ? td->planned->task_count : 0; }
+
+/* ---- Calls */
+
+/* The last task of a collective that makes `v`, through views; -1: none does. `made_by`: task of a node, -1. */
+static int64_t collective_behind(const td_program *p, const int32_t *made_by, td_id v)
+{
+    while ((td_producer(p, v)->op->flags & TD_OP_VIEW) && td_producer(p, v)->inputs) v = p->inputs[td_producer(p, v)->input];
+    return td_producer(p, v)->op->flags & TD_OP_COLLECTIVE ? made_by[p->values[v].node] : -1;
+}
+
+static void describe_call(td_context *td, uint32_t t, const int32_t *made_by, const char *is_update, td_planned_call *to)
+{
+    const td_planned *plan = td->planned;
+    const td_program *p = plan->program;
+    const td_node *n = &p->nodes[plan->tasks[t].node];
+    *to = (td_planned_call){ .op = plan->tasks[t].kernel.op, .attr = plan->tasks[t].kernel.attr, .waits_for = -1,
+                             .task = td_profile_describe(td, plan, t, is_update) };
+    for (uint32_t i = 0; i < n->inputs; i++) {
+        int64_t behind = collective_behind(p, made_by, p->inputs[n->input + i]);
+        if (behind > to->waits_for && behind < (int64_t)t) to->waits_for = behind;
+    }
+}
+
+bool td_planned_calls(td_context *td, td_planned_call *to)
+{
+    const td_planned *plan = td->planned;
+    if (!plan) return true;
+    const td_program *p = plan->program;
+    size_t bytes = p->node_count * (sizeof(int32_t) + 1) + 1;
+    int32_t *made_by = td_alloc(td, bytes, "program");
+    if (!made_by) return false;
+    char *is_update = (char *)(made_by + p->node_count);
+    memset(made_by, 0xFF, p->node_count * sizeof *made_by);
+    td_profile_find_updates(p, is_update);
+    for (uint32_t t = plan->task_count; t-- > 0;) made_by[plan->tasks[t].node] = (int32_t)t; /* copies of a node come after it */
+    for (uint32_t t = 0; t < plan->task_count; t++) describe_call(td, t, made_by, is_update, &to[t]);
+    td_free(td, made_by, bytes, "program");
+    return true;
+}
+
+/* ---- Memory */
+
+/* What is known of a block that has memory of its own. */
+enum { IS_WORKSPACE = 1, IS_GRADIENT = 2, IS_FORWARD = 4, IS_READ_BACKWARD = 8, IS_COLLECTIVE = 16 };
+typedef struct block_use {
+    int32_t maker;                            /* the first task that writes it; -1: none yet */
+    uint32_t is;
+} block_use;
+
+typedef struct census {
+    const td_planned *plan;
+    block_use *use;                           /* block */
+    uint32_t *arg_block;                      /* argument -> the block it lies in, or TD_NONE */
+    int64_t *alive;                           /* task -> bytes, as differences at first */
+} census;
+
+static uint32_t root_of(const td_planned *plan, uint32_t block)
+{
+    while (plan->blocks[block].part_of != TD_NONE) block = plan->blocks[block].part_of;
+    return block;
+}
+
+/* Whether argument i of a task is a gradient of a whole unit. */
+static bool is_gradient(const td_kernel *k, int i)
+{
+    if (k->op == &td_op_pack) return i == k->inputs;
+    return (k->op == &td_op_update_unit && i == 1) || (k->op == &td_op_sum_squares && i < k->inputs);
+}
+
+static void note_arguments(census *c, uint32_t t)
+{
+    const td_task *task = &c->plan->tasks[t];
+    const td_kernel *k = &task->kernel;
+    bool backward = c->plan->program->nodes[task->node].phase & TD_BACKWARD_PHASE;
+    for (int i = 0; i < k->inputs + k->outputs; i++) {
+        uint32_t block = c->arg_block[&k->in[i] - c->plan->args];
+        if (block == TD_NONE) continue;
+        block_use *u = &c->use[block];
+        if (is_gradient(k, i)) u->is |= IS_GRADIENT;
+        if (i < k->inputs && backward) u->is |= IS_READ_BACKWARD;
+        if (i < k->inputs || u->maker >= 0) continue;
+        u->maker = (int32_t)t;
+        u->is |= (backward ? 0u : IS_FORWARD) | (k->op->flags & TD_OP_COLLECTIVE ? IS_COLLECTIVE : 0u);
+    }
+}
+
+static void note_bindings(census *c)
+{
+    const td_planned *plan = c->plan;
+    const char *args = (const char *)plan->args, *end = (const char *)(plan->args + plan->arg_count);
+    for (uint32_t i = 0; i < plan->binding_count; i++) {
+        const char *at = (const char *)plan->bindings[i].pointer;
+        uint32_t block = root_of(plan, plan->bindings[i].block);
+        if (at >= args && at < end) c->arg_block[(at - args) / (ptrdiff_t)sizeof(td_arg)] = block;
+        else c->use[block].is |= IS_WORKSPACE;
+    }
+}
+
+static bool has_memory(const td_block *b) { return b->kind == TD_BLOCK_ARENA && b->part_of == TD_NONE && b->bytes; }
+
+/* The task at which most is alive. */
+static int32_t busiest(census *c)
+{
+    const td_planned *plan = c->plan;
+    int32_t tasks = (int32_t)plan->task_count, at = 0;
+    for (uint32_t b = 0; b < plan->block_count; b++) {
+        const td_block *block = &plan->blocks[b];
+        if (!has_memory(block)) continue;
+        c->alive[block->first < 0 ? 0 : block->first] += block->bytes;
+        if (block->last < tasks - 1) c->alive[block->last + 1] -= block->bytes;
+    }
+    for (int32_t t = 1; t < tasks; t++) {
+        c->alive[t] += c->alive[t - 1];
+        if (c->alive[t] > c->alive[at]) at = t;
+    }
+    return at;
+}
+
+static int64_t *kind_of(td_planned_memory *to, uint32_t is)
+{
+    if (is & IS_WORKSPACE) return &to->workspace;
+    if (is & IS_GRADIENT) return &to->gradients;
+    if (is & IS_COLLECTIVE) return &to->communication;
+    return (is & IS_FORWARD) && (is & IS_READ_BACKWARD) ? &to->activations : &to->transients;
+}
+
+static void count_step(census *c, td_planned_memory *to)
+{
+    const td_planned *plan = c->plan;
+    note_bindings(c);
+    for (uint32_t t = 0; t < plan->task_count; t++) note_arguments(c, t);
+    int32_t at = busiest(c);
+    for (uint32_t b = 0; b < plan->block_count; b++) {
+        const td_block *block = &plan->blocks[b];
+        if (has_memory(block) && block->first <= at && block->last >= at) *kind_of(to, c->use[b].is) += block->bytes;
+    }
+    to->unused = plan->arena_bytes - (plan->task_count ? c->alive[at] : 0);
+}
+
+static bool is_accumulator(const td_context *td, uint32_t unit)
+{
+    for (uint32_t u = 0; u < td->unit_count; u++)
+        if (td->units[u].accumulator == unit) return true;
+    return false;
+}
+
+static void count_state(const td_context *td, td_planned_memory *to)
+{
+    for (uint32_t u = 0; u < td->unit_count; u++) {
+        const td_unit *unit = &td->units[u];
+        int64_t begin, end;
+        td_unit_range(td, unit, &begin, &end);
+        int64_t bytes = (end - begin) * td_dtype_size(unit->dtype);
+        if (is_accumulator(td, u)) to->accumulators += bytes;
+        else if (unit->kind == TD_PARAMETER) to->parameters += bytes;
+        else if (unit->kind == TD_MOMENT) to->moments += bytes;
+        else to->buffers += bytes;
+    }
+}
+
+bool td_planned_memory_of(td_context *td, td_planned_memory *to)
+{
+    *to = (td_planned_memory){ 0 };
+    count_state(td, to);
+    const td_planned *plan = td->planned;
+    if (!plan) return true;
+    size_t bytes = plan->task_count * sizeof(int64_t) + plan->block_count * sizeof(block_use) + plan->arg_count * sizeof(uint32_t) + 8;
+    int64_t *memory = td_alloc(td, bytes, "program");
+    if (!memory) return false;
+    memset(memory, 0, bytes);
+    census c = { .plan = plan, .alive = memory, .use = (block_use *)(memory + plan->task_count) };
+    c.arg_block = (uint32_t *)(c.use + plan->block_count);
+    for (uint32_t b = 0; b < plan->block_count; b++) c.use[b].maker = -1;
+    for (uint32_t i = 0; i < plan->arg_count; i++) c.arg_block[i] = TD_NONE;
+    count_step(&c, to);
+    td_free(td, memory, bytes, "program");
+    return true;
+}
