@@ -60,6 +60,9 @@ typedef struct par_options {
     td_dtype reduce_dtype;      /* gradients are summed over ranks in it: TD_BF16; 0 (TD_F32): as parameters are stored */
 } par_options;
 
+/* Those for several ranks: "ddp, fsdp, hsdp:SxR ...", where S and R are for the caller to fill in, S x R = the ranks. */
+TD_API const char *par_strategy_names_for_ranks(void);
+
 /* ---- Worlds --------------------------------------------------------------------------------------------- */
 
 /* Ranks that can talk: threads of this process, or processes of this machine that share memory. A world stops once,
@@ -114,6 +117,31 @@ TD_API void par_busy(par_world *world, int rank, bool busy);
 /* Bytes the rank has sent (ring-optimal, as td_transport counts) and collectives it has called since the world opened;
  * calls may be NULL. */
 TD_API int64_t par_sent(const par_world *world, int rank, int64_t *calls);
+
+/* ---- Plans ---------------------------------------------------------------------------------------------- */
+
+typedef enum par_kind { PAR_COMPUTES, PAR_REDUCES, PAR_SCATTERS, PAR_GATHERS, PAR_KINDS } par_kind;
+/* "all_reduce", "reduce_scatter", "all_gather"; "" for PAR_COMPUTES. */
+TD_API const char *par_kind_name(par_kind kind);
+
+/* One call of a plan as far as its time is concerned. */
+typedef struct par_call {
+    td_profile_task task;       /* flops, bytes and bytes sent by this rank */
+    int64_t waits_for;          /* the last collective before it that makes something it reads, by number; -1: none */
+    par_kind kind;
+    int ranks;                  /* that take part: rank r, r + stride, r + 2 stride ... */
+    int stride;
+} par_call;
+/* The calls of the plan that td_plan made last, in order; owned by the context until td_disown. NULL and *count 0: there is no
+ * plan, or an error. */
+TD_API par_call *par_calls(td_context *td, int64_t *count);
+
+/* What collectives between ranks of this machine take, measured with so many threads (2 to 4): seconds of the smallest one, and
+ * bytes a second, sent by one rank, of a large one. About 0.1 s. false and an error. */
+typedef struct par_link {
+    double latency_s, bytes_per_s;
+} par_link;
+TD_API bool par_measure(td_context *td, int ranks, par_link *out);
 
 #ifdef __cplusplus
 }

@@ -26,6 +26,8 @@ enum { STRATEGIES = sizeof strategies / sizeof *strategies };
 
 static const char all[] = "single, ddp, zero1, zero2, zero3, fsdp, hsdp:SxR", several[] = "ddp, zero1, zero2, zero3, fsdp, hsdp:SxR";
 
+const char *par_strategy_names_for_ranks(void) { return several; }
+
 /* ---- A strategy's text: a name, and for a row of several axes their sizes, the last one's first */
 
 static bool is_named(const par_strategy *s, const char *text, size_t length) { return strlen(s->name) == length && !memcmp(s->name, text, length); }
