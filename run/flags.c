@@ -281,7 +281,7 @@ static bool is_of_the_run(const run_flag *flag)
 {
     const char *name = flag->name;
     if (flag->commands && !(flag->commands & (RUN_TRAIN | RUN_EVAL | RUN_BENCH | RUN_PLAN))) return false;
-    static const char *const others[] = { "out", "resume", "config", "json", "help", "world", "best", "plot", "profile" };
+    static const char *const others[] = { "out", "resume", "config", "json", "help", "world", "best", "plot", "profile", "machine", "host-ranks" };
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         if (!strcmp(name, others[i])) return false;
     return true;

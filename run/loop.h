@@ -86,6 +86,7 @@ struct run_loop {
     bool overfits;                /* every update takes the first batch, and so do evaluations */
     char out[RUN_PATH];           /* "": nothing is written */
 
+    bool is_variant;              /* run_open_variant: one of several runs of a command line */
     const run_model *model;       /* of a reference binary; NULL: a program of one's own */
     data_set *train;
     data_loader *loader;
@@ -125,6 +126,16 @@ double run_now(void);             /* seconds, monotonic */
 /* ---- open.c: flags and what they come to */
 run_loop *run_open_command(unsigned command, const char *subcommand, int *argc, char ***argv,
                            const run_defaults *defaults, const char *about);
+/* The arguments as they are now, NULL behind the last; the caller frees. NULL without memory. */
+char **run_copy_arguments(int argc, char **argv);
+/* What a run is to have in place of what the command line says; 0, false and NULL: as it says. */
+typedef struct run_variant {
+    const char *strategy;
+    int64_t accumulate, world, batch;
+    bool recompute;
+} run_variant;
+run_loop *run_open_variant(unsigned command, const char *subcommand, int *argc, char ***argv, const run_defaults *defaults,
+                           const run_variant *variant);
 /* Refuse to start: a wrong command line, or a file that is at fault. The first text is kept. */
 void run_fail_usage(run_loop *run, const char *format, ...) TD_PRINTF(2, 3);
 void run_fail_file(run_loop *run, const char *format, ...) TD_PRINTF(2, 3);
@@ -268,7 +279,11 @@ void run_evaluation_close(run_evaluation *e);
 /* Counts the last evaluation: whether it is the best, and whether it is time to stop early. */
 bool run_judge(run_loop *run);
 
-/* ---- bench.c */
+/* ---- main.c */
+/* Data of the split, model and optimizer. NULL after an error. */
+void *run_make(run_loop *run, const run_model *model, const char *split);
+
+/* ---- bench.c, plan.c */
 void run_bench(run_loop *run, const run_model *model, void *object);
 void run_plan(run_loop *run, const run_model *model, void *object);
 

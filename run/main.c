@@ -1,7 +1,9 @@
 /* A reference binary: one run_model gives it train, eval, bench, plan, plot and what is its own. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "run/loop.h"
+#include "run/plan.h"
 
 static const struct {
     const char *name;
@@ -60,37 +62,60 @@ static int run_pictures(int argc, char **argv, const run_model *model)
     return run_close(run);
 }
 
-/* Data, model and optimizer, whichever the command needs; NULL after an error. */
-static void *make(run_loop *run, const run_model *model, int command)
-{
-    if (run_failed(run)) return NULL;
-    td_module root = td_root(run->td);
-    data_set *set = model->data(run, commands[command].split);
-    if (!set && !run_failed(run))
-        td_fail(run->td, TD_ERROR_DATA, "there is no %s data", commands[command].split);
-    void *object = set && !run_failed(run) ? model->make(run, root, set) : NULL;
-    if (commands[command].command == RUN_EVAL) {
-        run_evaluate_on(run, set, model->measure, object);
-        return object;
-    }
-    if (object) run_optimizer(run, root);
-    run_train_on(run, set);
-    return object;
-}
-
 static void settle(run_loop *run, const run_model *model)
 {
     run->model = model;
     if (!run_failed(run) && model->settle) model->settle(run);
 }
 
+static void *make_model(run_loop *run, const run_model *model, const char *split, data_set **set)
+{
+    settle(run, model);
+    *set = run_failed(run) ? NULL : model->data(run, split);
+    if (!*set && !run_failed(run)) td_fail(run->td, TD_ERROR_DATA, "there is no %s data", split);
+    return *set && !run_failed(run) ? model->make(run, td_root(run->td), *set) : NULL;
+}
+
+void *run_make(run_loop *run, const run_model *model, const char *split)
+{
+    data_set *set;
+    void *object = make_model(run, model, split, &set);
+    if (object) run_optimizer(run, td_root(run->td));
+    run_train_on(run, set);
+    return object;
+}
+
+/* For eval: without an optimizer. */
+static void *make_for_evaluation(run_loop *run, const run_model *model, const char *split)
+{
+    data_set *set;
+    void *object = make_model(run, model, split, &set);
+    run_evaluate_on(run, set, model->measure, object);
+    return object;
+}
+
+static int run_plans(run_loop *run, const run_model *model, int argc, char **argv)
+{
+    settle(run, model);
+    run_plan_table(run, model, argc, argv);
+    return run_close(run);
+}
+
 static int run_common(int argc, char **argv, const run_model *model, int command)
 {
     unsigned kind = commands[command].command;
+    int count = argc;
+    char **given = kind == RUN_PLAN ? run_copy_arguments(argc, argv) : NULL;
     run_loop *run = run_open_command(kind, commands[command].name, &argc, &argv, &model->defaults, model->about);
+    if (run && given && run_plans_several(run)) {
+        int status = run_plans(run, model, count, given);
+        free(given);
+        return status;
+    }
+    free(given);
     if (!run) return run_close(run);
-    settle(run, model);
-    void *object = make(run, model, command);
+    const char *split = commands[command].split;
+    void *object = kind == RUN_EVAL ? make_for_evaluation(run, model, split) : run_make(run, model, split);
     if (object && kind == RUN_TRAIN) run_train(run, model, object);
     if (object && kind == RUN_EVAL) run_eval(run);
     if (object && kind == RUN_BENCH) run_bench(run, model, object);

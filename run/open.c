@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "run/loop.h"
+#include "run/plan.h"
 
 enum { OWN = ((1 << RUN_OWN_COMMANDS) - 1) * RUN_OWN,
        TE = RUN_TRAIN | RUN_EVAL, TB = RUN_TRAIN | RUN_BENCH, TEB = TE | RUN_BENCH, TBP = TB | RUN_PLAN,
@@ -21,6 +22,10 @@ static const run_flag common_flags[] = {
       .help = "processes on this machine" },
     { .name = "world", .kind = RUN_COUNT, .standard = "1", .most = 65536, .commands = RUN_PLAN,
       .help = "ranks to plan for" },
+    { .name = "machine", .kind = RUN_TEXT, .commands = RUN_PLAN,
+      .help = "h200x8, cpu ..., or a JSON file: what time a step would take there" },
+    { .name = "host-ranks", .kind = RUN_COUNT, .most = 65536, .commands = RUN_PLAN,
+      .help = "ranks of a host (those of --machine; else all)" },
     { .name = "strategy", .kind = RUN_TEXT,
       .help = "single, ddp, zero1, zero2, zero3, fsdp or hsdp:SxR (single on one rank, else ddp)" },
     { .name = "bucket-bytes", .kind = RUN_COUNT, .most = 1e15,
@@ -167,12 +172,27 @@ static bool load_saved(run_loop *run)
     return false;
 }
 
-static bool read_flags(run_loop *run, int *argc, char **argv, const run_defaults *defaults)
+static bool set_number(run_flags *f, const char *name, int64_t value)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%lld", (long long)value);
+    return !value || run_flags_set(f, name, text, RUN_GIVEN);
+}
+
+static bool vary(run_flags *f, const run_variant *v)
+{
+    if (!v) return true;
+    return (!v->strategy || run_flags_set(f, "strategy", v->strategy, RUN_GIVEN)) && set_number(f, "accumulate", v->accumulate) &&
+           set_number(f, "world", v->world) && set_number(f, "batch", v->batch) &&
+           (!v->recompute || run_flags_set(f, "recompute", "true", RUN_GIVEN));
+}
+
+static bool read_flags(run_loop *run, int *argc, char **argv, const run_defaults *defaults, const run_variant *variant)
 {
     run_flags *f = &run->flags;
     if (!run_flags_add(f, common_flags) || !run_flags_add(f, defaults->flags) || !set_defaults(run, defaults))
         return false;
-    if (!run_flags_parse(f, argc, argv)) return false;
+    if (!run_flags_parse(f, argc, argv) || !vary(f, variant)) return false;
     const char *config = run_flags_text(f, "config");
     return (!config || run_flags_load(f, config, RUN_CONFIG)) && load_saved(run);
 }
@@ -213,6 +233,12 @@ static void check_batch(run_loop *run)
 {
     int64_t cut = run->ranks * run->accumulate;
     if (run->batch % cut == 0) return;
+    if (run->flags.command == RUN_PLAN && run_flags_source(&run->flags, "batch") == RUN_DEFAULT) {
+        char rounded[32];
+        run->batch = (run->batch + cut - 1) / cut * cut;
+        snprintf(rounded, sizeof rounded, "%lld", (long long)run->batch);
+        if (run_flags_set(&run->flags, "batch", rounded, RUN_DEFAULT)) return;
+    }
     int64_t below = run->batch / cut * cut;
     char mend[64];
     if (below) snprintf(mend, sizeof mend, "%lld or %lld would", (long long)below, (long long)(below + cut));
@@ -269,7 +295,7 @@ static void check_settings(run_loop *run)
         run_fail_usage(run, "--keep-best needs --eval-every N: the best of those evaluations is kept");
     if (f->command == RUN_BENCH && *run->out && !run->profile.updates)
         run_fail_usage(run, "--out is where bench leaves a profile: give --profile N too, or leave --out out");
-    check_strategy_flags(run);
+    if (!run->is_variant && !run_plans_several(run)) check_strategy_flags(run);
     check_schedule_flags(run);
     if (trains && run->stop_after && !run->eval_every)
         run_fail_usage(run, "--stop-after needs --eval-every N: it counts those evaluations");
@@ -315,10 +341,10 @@ static void print_help(const run_loop *run, const char *about)
 
 /* Flags and what they come to; false: the run has ended or is refused. */
 static bool prepare(run_loop *run, const char *subcommand, int *argc, char **argv, const run_defaults *defaults,
-                    const char *about)
+                    const char *about, const run_variant *variant)
 {
     int words = subcommand ? 2 : 1; /* before the flags */
-    if (!read_flags(run, argc, argv, defaults)) {
+    if (!read_flags(run, argc, argv, defaults, variant)) {
         run_fail_usage(run, "%.500s", run->flags.error);
     } else if (run_flags_on(&run->flags, "help")) {
         print_help(run, about);
@@ -333,8 +359,7 @@ static bool prepare(run_loop *run, const char *subcommand, int *argc, char **arg
     return !run->ended && !run->refused;
 }
 
-/* The arguments as they were given; the caller frees. */
-static char **copy_arguments(int argc, char **argv)
+char **run_copy_arguments(int argc, char **argv)
 {
     size_t count = (size_t)(argc > 0 ? argc : 0);
     char **copy = malloc((count + 1) * sizeof *copy);
@@ -353,14 +378,15 @@ static void name_program(run_loop *run, const char *subcommand, const char *file
     run->flags.program = run->program;
 }
 
-run_loop *run_open_command(unsigned command, const char *subcommand, int *argc, char ***argv,
-                           const run_defaults *defaults, const char *about)
+static run_loop *open_command(unsigned command, const char *subcommand, int *argc, char ***argv, const run_defaults *defaults,
+                              const char *about, const run_variant *variant)
 {
     static const run_defaults none;
     run_loop *run = calloc(1, sizeof *run);
     if (!run) return NULL;
     if (!defaults) defaults = &none;
     run->flags.command = command;
+    run->is_variant = variant != NULL;
     run->ranks = 1;
     run->saved_step = -1;
     run->best = (run_best){ .loss = HUGE_VAL, .step = -1, .judged = -1 };
@@ -368,14 +394,25 @@ run_loop *run_open_command(unsigned command, const char *subcommand, int *argc, 
     name_program(run, subcommand, *argc > 0 ? (*argv)[0] : NULL, defaults);
     run_signals_ignore();
     if (command == RUN_TRAIN) run_signals_ignore_save();
-    char **arguments = copy_arguments(*argc, *argv);
+    char **arguments = run_copy_arguments(*argc, *argv);
     if (!arguments) run_fail_usage(run, "out of memory while reading flags");
-    bool goes_on = arguments && prepare(run, subcommand, argc, *argv, defaults, about);
+    bool goes_on = arguments && prepare(run, subcommand, argc, *argv, defaults, about, variant);
     if (goes_on && !run_launch(run, arguments)) run_enter_world(run);
     free(arguments);
     if (!run->td) run_open_nothing(run);
     if (command == RUN_TRAIN && !run_failed(run)) run_signals_catch();
     return run;
+}
+
+run_loop *run_open_command(unsigned command, const char *subcommand, int *argc, char ***argv, const run_defaults *defaults, const char *about)
+{
+    return open_command(command, subcommand, argc, argv, defaults, about, NULL);
+}
+
+run_loop *run_open_variant(unsigned command, const char *subcommand, int *argc, char ***argv, const run_defaults *defaults,
+                           const run_variant *variant)
+{
+    return open_command(command, subcommand, argc, argv, defaults, NULL, variant);
 }
 
 run_loop *run_open(int *argc, char ***argv, const run_defaults *defaults)

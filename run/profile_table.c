@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "run/machine.h"
 #include "run/profile.h"
 
 /* ---- Names of rows */
@@ -82,16 +83,6 @@ static int64_t place_of(run_profile_table *t, const td_profile_task *task)
     return t->place_count++;
 }
 
-/* Seconds it would take at best, as ns. Sums of 16-bit floats that are no product are taken in f32. */
-static double floor_of(const td_machine *m, const td_profile_task *task)
-{
-    double peak = m->flops[task->dtype];
-    bool product = !strcmp(task->kind, "matmul") || !strcmp(task->kind, "attention");
-    if (peak <= 0 || (task->dtype == TD_BF16 && !product)) peak = m->flops[TD_F32] > 0 ? m->flops[TD_F32] : m->flops[TD_F64];
-    double compute = peak > 0 ? (double)task->flops / peak : 0, memory = m->bytes > 0 ? (double)task->bytes / m->bytes : 0;
-    return 1e9 * (compute > memory ? compute : memory);
-}
-
 static void add_task(run_profile_row *row, const td_profile_task *task, double ns, double floor_ns)
 {
     row->calls++;
@@ -159,7 +150,7 @@ bool run_profile_gather(run_loop *run, run_profile_table *t)
         if (!e.task) continue;
         int64_t place = place_of(t, e.task);
         if (place < 0) return false;
-        add_task(&t->rows[t->places[place].row], e.task, ns, floor_of(&run->profile.machine, e.task));
+        add_task(&t->rows[t->places[place].row], e.task, ns, 1e9 * run_floor_s(&run->profile.machine, e.task));
     }
     if (!add_kinds(t)) return false;
     add_host(t, "between tasks", running - t->all.ns);

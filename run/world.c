@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "run/loop.h"
+#include "run/plan.h"
 
 static void *counted_get(void *user, size_t bytes, const char *kind)
 {
@@ -134,6 +135,7 @@ bool run_launch(run_loop *run, char **argv)
 {
     td_dtype dtype;
     bool launches = run->flags.command != RUN_PLAN && run->ranks > 1 && !par_launched() && !missing(run, &dtype);
+    if (run_plans_several(run)) return false;
     if (launches || strcmp(run->strategy, "single")) check_strategy(run);
     if (!launches || run->refused) return false;
     launch(run, argv);
@@ -143,7 +145,7 @@ bool run_launch(run_loop *run, char **argv)
 static void attach(run_loop *run)
 {
     bool alone = run->ranks == 1 && !strcmp(run->strategy, "single");
-    if (alone || run_failed(run)) return;
+    if (alone || run_failed(run) || run_plans_several(run)) return;
     par_world_options options = { .timeout_s = run_flags_number(&run->flags, "timeout") };
     if (!run->world && run->flags.command == RUN_PLAN) run->world = par_world_none(run->ranks, 0);
     else if (!run->world) run->world = par_world_threads(1, &options);

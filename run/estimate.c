@@ -1,0 +1,80 @@
+/* The time a plan would take on a machine: see machine.h for what is assumed. */
+#include <string.h>
+
+#include "run/machine.h"
+
+/* Sums of 16-bit floats that are no product are taken in f32. */
+double run_floor_s(const td_machine *m, const td_profile_task *task)
+{
+    double peak = m->flops[task->dtype];
+    bool product = !strcmp(task->kind, "matmul") || !strcmp(task->kind, "attention");
+    if (peak <= 0 || (task->dtype == TD_BF16 && !product)) peak = m->flops[TD_F32] > 0 ? m->flops[TD_F32] : m->flops[TD_F64];
+    double compute = peak > 0 ? (double)task->flops / peak : 0, memory = m->bytes > 0 ? (double)task->bytes / m->bytes : 0;
+    return compute > memory ? compute : memory;
+}
+
+void run_spread(const run_machine *m, const par_call *call, int *on_host, int *hosts)
+{
+    int n = m->host_ranks / call->stride;
+    *on_host = n < 1 ? 1 : n > call->ranks ? call->ranks : n;
+    *hosts = (call->ranks + *on_host - 1) / *on_host;
+}
+
+double run_collective_s(const run_machine *m, const par_call *call)
+{
+    int on_host, hosts, rounds = call->kind == PAR_REDUCES ? 2 : 1;
+    if (call->ranks == 1) return 0;
+    run_spread(m, call, &on_host, &hosts);
+    double inside = rounds * (call->ranks - hosts), across = rounds * (hosts - 1);
+    double rate = m->inside.bytes_per_s, out = m->across.bytes_per_s * on_host;
+    if (on_host == 1 || (hosts > 1 && out < rate)) rate = out;
+    return m->collective_s + inside * m->inside.latency_s + across * m->across.latency_s + (double)call->task.sent / rate;
+}
+
+static double call_s(const run_machine *m, const td_machine *reached, const par_call *call)
+{
+    double s = run_floor_s(reached, &call->task);
+    return s > m->call_s ? s : m->call_s;
+}
+
+/* `ended` is room for the end of each collective. */
+static run_estimate step_of(const run_machine *m, const par_call *calls, int64_t count, double *ended)
+{
+    td_machine reached = m->peak;
+    run_estimate e = { 0 };
+    double compute = 0, comm = 0;             /* when each queue is free */
+    for (int d = 0; d < TD_DTYPES; d++) reached.flops[d] *= m->efficiency;
+    for (int64_t i = 0; i < count; i++) {
+        const par_call *call = &calls[i];
+        double *queue = call->kind != PAR_COMPUTES && m->overlaps ? &comm : &compute;
+        double s = call->kind == PAR_COMPUTES ? call_s(m, &reached, call) : run_collective_s(m, call);
+        double ready = call->kind != PAR_COMPUTES ? compute : call->waits_for < 0 ? 0 : ended[call->waits_for];
+        *queue = (*queue > ready ? *queue : ready) + s;
+        ended[i] = *queue;
+        *(call->kind == PAR_COMPUTES ? &e.compute_s : &e.comm_s) += s;
+    }
+    e.step_s = compute > comm ? compute : comm;
+    e.exposed_s = e.step_s - e.compute_s;
+    return e;
+}
+
+bool run_estimate_add(td_context *td, const run_machine *m, const par_call *calls, int64_t count, int64_t times, run_estimate *to)
+{
+    size_t bytes = (size_t)count * sizeof(double) + 1;
+    double *ended = td_alloc(td, bytes, "host"), n = (double)times;
+    if (!ended) return false;
+    run_estimate e = step_of(m, calls, count, ended);
+    to->step_s += n * e.step_s;
+    to->compute_s += n * e.compute_s;
+    to->comm_s += n * e.comm_s;
+    to->exposed_s += n * e.exposed_s;
+    td_free(td, ended, bytes, "host");
+    return true;
+}
+
+void run_estimate_assumptions(const run_machine *m, char *to, size_t room)
+{
+    snprintf(to, room, "each call takes the larger of FLOPs / (%.0f %% of peak) and bytes / bandwidth, %.3g us at least; collectives are rings over the "
+             "slowest link crossed, %s; host and data cost nothing", 100 * m->efficiency, 1e6 * m->call_s,
+             m->overlaps ? "beside computation, in one queue" : "in turn with computation");
+}

@@ -1,0 +1,57 @@
+/* A machine as a plan's time needs to know it: a description by name, from a JSON file, or this one measured.
+ *
+ * Every number is of one rank, which has a device to itself.
+ */
+#ifndef TANDEM_RUN_MACHINE_H
+#define TANDEM_RUN_MACHINE_H
+
+#include "run/loop.h"
+
+typedef struct run_link {
+    double bytes_per_s;           /* that one rank sends and receives at a time */
+    double latency_s;             /* of one hop */
+} run_link;
+
+typedef struct run_machine {
+    char name[64];                /* "": none, nothing can be said of time */
+    char source[256];             /* where the numbers come from, as one phrase */
+    td_machine peak;              /* FLOP/s by dtype, bytes of memory a second */
+    double efficiency;            /* the part of peak FLOP/s that calls reach */
+    double call_s, collective_s;  /* no call takes less; what each collective takes besides its ring */
+    int64_t memory_bytes;         /* that a rank may hold; 0: not known */
+    int host_ranks;               /* ranks of one host */
+    run_link inside, across;      /* hosts; each rank has its own link out of its host */
+    bool overlaps;                /* collectives run beside computation */
+} run_machine;
+
+/* "h200x8, ..., cpu": what --machine takes besides a file. */
+void run_machine_names(char *to, size_t room);
+/* The machine of --machine ("" without), for run->ranks ranks; --host-ranks overrides. false after an error: a name that is not known,
+ * a file that cannot be read or is wrong, which is told with the line or the member. */
+bool run_machine_of(run_loop *run, run_machine *to);
+
+/* Seconds a task takes at best: the larger of FLOPs / peak and bytes / bandwidth. */
+double run_floor_s(const td_machine *m, const td_profile_task *task);
+
+/* ---- Time: of the calls of one step, in order.
+ *
+ * Calls that compute follow one another in a queue, collectives in another. A collective begins when the calls before it have computed and
+ * the last collective has ended; a call that reads what a collective makes waits for it. Where collectives do not overlap there is one
+ * queue. Nothing else costs time: not the host, not the loading of data. */
+typedef struct run_estimate {
+    double step_s;
+    double compute_s, comm_s;     /* the calls of either kind one after the other */
+    double exposed_s;             /* of comm_s, where nothing is computed */
+} run_estimate;
+
+/* Ranks of the call's group that are on one host, and how many hosts it spans. */
+void run_spread(const run_machine *m, const par_call *call, int *on_host, int *hosts);
+/* A ring over the group: 2 (n - 1) hops for an all-reduce, else n - 1, of which hosts - 1 (twice that) leave a host; and bytes sent over
+ * the slowest link crossed. Ranks of a group on one host share their links out of it. */
+double run_collective_s(const run_machine *m, const par_call *call);
+/* Adds the step's time `times` over. false without memory. */
+bool run_estimate_add(td_context *td, const run_machine *m, const par_call *calls, int64_t count, int64_t times, run_estimate *to);
+/* What the estimate takes for granted, on one line. */
+void run_estimate_assumptions(const run_machine *m, char *to, size_t room);
+
+#endif
