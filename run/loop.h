@@ -149,6 +149,8 @@ void run_check_effect(run_loop *run, const char *flag, const char *decider, cons
 bool run_launch(run_loop *run, char **argv);
 /* The world of a rank, the context, its strategy. */
 void run_enter_world(run_loop *run);
+/* CPU threads of all ranks of this machine together. */
+int run_threads(const run_loop *run);
 /* A context that does nothing, for what a program still calls when the run has ended or was refused. */
 void run_open_nothing(run_loop *run);
 /* This rank may take longer than others wait for it: files, printing. Calls nest. */

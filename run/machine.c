@@ -145,12 +145,22 @@ static bool machine_from_file(run_loop *run, const char *path, run_machine *to)
 
 /* ---- This machine: its cores and memory are shared by all ranks, and collectives are computed by them too */
 
+/* With the threads of all ranks together. */
+static bool measure_peak(run_loop *run, td_machine *to)
+{
+    td_context *td = td_open(&(td_options){ .dtype = td_compute_dtype(run->td), .threads = run_threads(run) });
+    bool good = td_machine_measure(td, 1, to);
+    if (!good) td_fail(run->td, td_error(td), "%s", td_error_text(td));
+    td_close(td);
+    return good;
+}
+
 static bool measured(run_loop *run, run_machine *to)
 {
     par_link link = { 0 };
     double ranks = run->ranks;
-    *to = (run_machine){ .name = "cpu", .source = "this machine, measured now", .efficiency = 1, .host_ranks = run->ranks };
-    if (!td_machine_measure(run->td, 1, &to->peak) || (run->ranks > 1 && !par_measure(run->td, run->ranks, &link))) return false;
+    *to = (run_machine){ .name = "cpu", .source = "this machine, measured now, memory beyond its caches", .efficiency = 1, .host_ranks = run->ranks };
+    if (!measure_peak(run, &to->peak) || (run->ranks > 1 && !par_measure(run->td, run->ranks, &link))) return false;
     for (int d = 0; d < TD_DTYPES; d++) to->peak.flops[d] /= ranks;
     to->peak.bytes /= ranks;
     to->memory_bytes = (int64_t)((double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE) / ranks);

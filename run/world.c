@@ -52,11 +52,16 @@ static int cores(void)
     return (int)sysconf(_SC_NPROCESSORS_ONLN);
 }
 
+int run_threads(const run_loop *run)
+{
+    int64_t given = run_flags_whole(&run->flags, "threads");
+    return given ? (int)given : cores();
+}
+
 /* This rank's part of the threads of all. */
 static int thread_share(const run_loop *run)
 {
-    int64_t given = run_flags_whole(&run->flags, "threads");
-    int all = given ? (int)given : cores(), ranks = run->flags.command == RUN_PLAN ? 1 : run->ranks;
+    int all = run_threads(run), ranks = run->ranks;
     int share = all / ranks + (run->rank < all % ranks);
     return share < 1 ? 1 : share;
 }

@@ -370,7 +370,7 @@ END_TEST
 
 START_TEST(test_an_update_is_planned_as_it_runs)
 {
-    ck_assert_sh(0, "$MLP plan --hidden 16 --batch 24 --accumulate 3 --world 2 --strategy ddp --threads 1 --json");
+    ck_assert_sh(0, "$MLP plan --hidden 16 --batch 24 --accumulate 3 --world 2 --strategy ddp --threads 2 --json");
     double peak = printed("planned_peak_bytes"), sent = printed("comm_bytes_per_step"), accumulators = printed("memory.accumulators");
     ck_assert_double_gt(accumulators, 0);
     ck_assert_sh(0, "$MLP bench --hidden 16 --batch 24 --accumulate 3 --ranks 2 --strategy ddp --steps 2 --threads 2 --json");

@@ -1,0 +1,196 @@
+/* What came of the cells: a table while they are measured, DIR/results.json, and three plots drawn by gnuplot. */
+#include <errno.h>
+#include <string.h>
+
+#include "bench/strategies/strategies.h"
+
+/* ---- The table: a figure and, in brackets, its prediction */
+
+static void figure(char *to, size_t room, double value, double planned, double factor, int digits)
+{
+    char a[24] = "-", p[24] = "-";
+    if (!isnan(value)) snprintf(a, sizeof a, "%.*f", digits, factor * value);
+    if (!isnan(planned)) snprintf(p, sizeof p, "%.*f", digits, factor * planned);
+    snprintf(to, room, "%s (%s)", a, p);
+}
+
+void report_begin(const bench *b)
+{
+    printf("%s on %s, %d thread%s a rank; figures measured (planned for %s)\n", b->model, b->device, b->rank_threads,
+           b->rank_threads == 1 ? "" : "s", b->machine);
+    printf("%5s %-12s %22s %10s %20s %20s %22s %16s\n", "ranks", "strategy", "items/s", "efficiency", "ms a step", "MiB a rank", "MB sent a step",
+           "exposed ms");
+    fflush(stdout);
+}
+
+void report_cell(const bench *b, const cell *c)
+{
+    char items[48], ms[48], mib[48], mb[48], exposed[48], efficiency[24] = "-";
+    const figures *m = &c->measured, *p = &c->planned;
+    (void)b;
+    if (*c->error) {
+        printf("%5d %-12s %s\n", c->ranks, c->strategy, c->error);
+        fflush(stdout);
+        return;
+    }
+    figure(items, sizeof items, m->items_per_s, p->items_per_s, 1, 0);
+    figure(ms, sizeof ms, m->step_ms, p->step_ms, 1, 2);
+    figure(mib, sizeof mib, m->peak_bytes, p->peak_bytes, 1.0 / (1 << 20), 2);
+    figure(mb, sizeof mb, m->comm_bytes, p->comm_bytes, 1e-6, 3);
+    figure(exposed, sizeof exposed, m->exposed_ms, p->exposed_ms, 1, 2);
+    if (!isnan(c->efficiency)) snprintf(efficiency, sizeof efficiency, "%.2f", c->efficiency);
+    printf("%5d %-12s %22s %10s %20s %20s %22s %16s\n", c->ranks, c->strategy, items, efficiency, ms, mib, mb, exposed);
+    fflush(stdout);
+}
+
+/* ---- results.json */
+
+static void put_figures(td_json_writer *w, const char *name, const figures *f)
+{
+    td_json_open_object(w, name);
+    td_json_put_number(w, "items_per_s", f->items_per_s);
+    td_json_put_number(w, "step_ms", f->step_ms);
+    td_json_put_number(w, "peak_bytes", f->peak_bytes);
+    td_json_put_number(w, "comm_bytes_per_step", f->comm_bytes);
+    td_json_put_number(w, "exposed_comm_ms", f->exposed_ms);
+    td_json_close_object(w);
+}
+
+static void put_cell(td_json_writer *w, const bench *b, const cell *c)
+{
+    td_json_open_object(w, NULL);
+    td_json_put_string(w, "strategy", c->strategy);
+    td_json_put_integer(w, "world", c->ranks);
+    td_json_put_string(w, "error", *c->error ? c->error : NULL);
+    if (b->checks) {
+        td_json_put_number(w, "largest_difference", c->difference);
+        td_json_put_integer(w, "at_step", c->difference_step);
+    } else {
+        td_json_put_number(w, "efficiency", c->efficiency);
+        put_figures(w, "measured", &c->measured);
+        put_figures(w, "planned", &c->planned);
+    }
+    td_json_close_object(w);
+}
+
+static bool write_file(const bench *b, const char *name, const char *text)
+{
+    char path[PATH_ROOM];
+    snprintf(path, sizeof path, "%s/%s", b->out, name);
+    FILE *to = fopen(path, "w");
+    bool written = to && fputs(text, to) >= 0;
+    if (to && fclose(to) != 0) written = false;
+    if (!written) fprintf(stderr, "strategies: %s cannot be written: %s\n", path, strerror(errno));
+    return written;
+}
+
+bool report_write(const bench *b)
+{
+    td_json_writer w = td_json_begin(b->td);
+    td_json_open_object(&w, NULL);
+    td_json_put_string(&w, "model", b->model);
+    td_json_put_string(&w, "device", b->device);
+    td_json_put_string(&w, "machine", b->machine);
+    td_json_put_integer(&w, "threads_a_rank", b->rank_threads);
+    td_json_open_array(&w, "flags");
+    for (int i = 0; i < b->word_count; i++) td_json_put_string(&w, NULL, b->words[i]);
+    td_json_close_array(&w);
+    td_json_put_boolean(&w, "stopped", b->stopped);
+    td_json_open_array(&w, "cells");
+    for (int i = 0; i < b->cell_count; i++)
+        if (b->cells[i].done) put_cell(&w, b, &b->cells[i]);
+    td_json_close_array(&w);
+    td_json_close_object(&w);
+    const char *text = td_json_text(&w);
+    bool written = text && write_file(b, b->checks ? "check.json" : "results.json", text);
+    td_json_end(&w);
+    return written;
+}
+
+/* ---- Plots: a line a strategy over the ranks, and a dashed one of what was planned */
+
+typedef struct plot {
+    const char *name, *label;
+    double (*value)(const cell *c, bool planned);
+} plot;
+
+static double throughput(const cell *c, bool planned) { return planned ? c->planned.items_per_s : c->measured.items_per_s; }
+static double memory(const cell *c, bool planned) { return (planned ? c->planned.peak_bytes : c->measured.peak_bytes) / (1 << 20); }
+static double efficiency(const cell *c, bool planned) { return planned ? (double)NAN : c->efficiency; }
+
+static const plot plots[] = { { "throughput", "items/s", throughput }, { "memory", "MiB a rank", memory }, { "efficiency", "scaling efficiency", efficiency } };
+
+/* "hsdp:4x2" and "hsdp:2x2" are one line. */
+static size_t name_length(const cell *c) { return strcspn(c->strategy, ":"); }
+static bool same_name(const cell *a, const cell *b)
+{
+    return name_length(a) == name_length(b) && !strncmp(a->strategy, b->strategy, name_length(a));
+}
+
+static bool is_first(const bench *b, int index)
+{
+    for (int i = 0; i < index; i++)
+        if (b->cells[i].ranks > 1 && same_name(&b->cells[i], &b->cells[index])) return false;
+    return b->cells[index].ranks > 1;
+}
+
+/* One rank belongs to every strategy. */
+static int put_points(const bench *b, const plot *p, const cell *of, bool planned, FILE *to)
+{
+    int points = 0;
+    for (int i = 0; i < b->cell_count; i++) {
+        const cell *c = &b->cells[i];
+        double value = c->done && !*c->error && (c->ranks == 1 || same_name(c, of)) ? p->value(c, planned) : (double)NAN;
+        if (!isnan(value)) fprintf(to, "%d %.9g\n", c->ranks, value), points++;
+    }
+    return points;
+}
+
+static void write_script(const bench *b, const plot *p, FILE *to)
+{
+    char lines[2 * CELLS * 96] = "";
+    size_t at = 0;
+    int color = 0;
+    fprintf(to, "# Draws %s.png: gnuplot %s.gnuplot\nset terminal pngcairo size 960,540\nset output '%s.png'\nset xlabel 'ranks'\nset ylabel '%s'\n"
+            "set grid\nset yrange [0:*]\nset key outside\nset xtics 1\nset offsets 0.2, 0.2, 0, 0\n", p->name, p->name, p->name, p->label);
+    for (int i = 0; i < b->cell_count; i++) {
+        const cell *c = &b->cells[i];
+        if (!is_first(b, i) && !(b->cell_count == 1)) continue;
+        color++;
+        for (int planned = 0; planned < 2; planned++) {
+            fprintf(to, "$d%d_%d << EOD\n", i, planned);
+            int points = put_points(b, p, c, planned, to);
+            fputs("EOD\n", to);
+            if (points)
+                at += (size_t)snprintf(lines + at, sizeof lines - at, "%s$d%d_%d with %s lc %d %s title '%.*s%s'", at ? ", " : "plot ", i, planned,
+                                       planned ? "lines" : "linespoints", color, planned ? "dt 2" : "pt 7", (int)name_length(c), c->strategy,
+                                       planned ? ", planned" : "");
+        }
+    }
+    fprintf(to, "%s\n", at ? lines : "set title 'nothing was measured'\nplot [1:2] 0 notitle");
+}
+
+static bool draw(const bench *b, const plot *p)
+{
+    char path[PATH_ROOM], script[64], error[ERROR_ROOM];
+    snprintf(script, sizeof script, "%s.gnuplot", p->name);
+    snprintf(path, sizeof path, "%s/%s", b->out, script);
+    FILE *to = fopen(path, "w");
+    if (to) write_script(b, p, to);
+    if (!to || fclose(to) != 0) {
+        fprintf(stderr, "strategies: %s cannot be written: %s\n", path, strerror(errno));
+        return false;
+    }
+    char *const argv[] = { "gnuplot", script, NULL };
+    int status = child_run(b->out, argv, NULL, error);
+    if (!status) return true;
+    fprintf(stderr, "strategies: no %s.png: %s\n", p->name, status == 127 ? "gnuplot is not installed" : error);
+    return status == 127; /* the numbers are there without it */
+}
+
+bool report_plot(const bench *b)
+{
+    bool drawn = true;
+    for (size_t i = 0; i < sizeof plots / sizeof *plots; i++) drawn = draw(b, &plots[i]) && drawn;
+    return drawn;
+}

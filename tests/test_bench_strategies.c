@@ -1,0 +1,174 @@
+/* build/bin/strategies: cells measured beside what was planned, curves that must be equal, and models that fail, lie or do not end.
+ *
+ * Models that misbehave are scripts beside a copy of the binary, which looks for models where it is itself.
+ * Timeout: 300 s
+ */
+#include <stdarg.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "core/json.h"
+#include "tests/check.h"
+
+#define FOLDER "test_bench_strategies_files"
+
+static char out_text[1 << 14], err_text[1 << 14], file_text[1 << 15];
+
+static void read_text(const char *path, char *to, size_t room)
+{
+    FILE *from = fopen(path, "r");
+    ck_assert_msg(from != NULL, "no %s", path);
+    to[fread(to, 1, room - 1, from)] = 0;
+    fclose(from);
+}
+
+/* In the folder of this test; $STRATEGIES is the binary, ./strategies its copy. */
+static int sh(const char *format, ...) TD_PRINTF(1, 2);
+static int sh(const char *format, ...)
+{
+    char command[1500], whole[2048];
+    va_list arguments;
+    mkdir(FOLDER, 0777);
+    va_start(arguments, format);
+    vsnprintf(command, sizeof command, format, arguments);
+    va_end(arguments);
+    snprintf(whole, sizeof whole, "cd " FOLDER " && STRATEGIES='%s/strategies'; { %s; } >stdout.txt 2>stderr.txt", TANDEM_BIN, command);
+    int status = system(whole);
+    read_text(FOLDER "/stdout.txt", out_text, sizeof out_text);
+    read_text(FOLDER "/stderr.txt", err_text, sizeof err_text);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+#define ck_assert_sh(expected, ...)                                                                                    \
+    do {                                                                                                               \
+        int status_ = sh(__VA_ARGS__);                                                                                 \
+        ck_assert_msg(status_ == (expected), "status %d, not %d; stderr: %.900s; stdout: %.900s", status_, (expected), \
+                      err_text, out_text);                                                                             \
+    } while (0)
+
+/* A script as the model's binary. */
+static void put_model(const char *name, const char *script)
+{
+    char path[128];
+    ck_assert_sh(0, "cp \"$STRATEGIES\" strategies");
+    snprintf(path, sizeof path, FOLDER "/%s", name);
+    FILE *to = fopen(path, "w");
+    ck_assert_ptr_nonnull(to);
+    fprintf(to, "#!/bin/sh\n%s\n", script);
+    ck_assert_int_eq(fclose(to), 0);
+    ck_assert_int_eq(chmod(path, 0755), 0);
+}
+
+static double number(const td_json *cell, const char *object, const char *name)
+{
+    const td_json *value = td_json_get(object ? td_json_get(cell, object) : cell, name);
+    ck_assert_msg(value && value->kind == TD_JSON_NUMBER, "%s.%s is no number", object, name);
+    return value->number;
+}
+
+START_TEST(test_cells_stand_beside_what_was_planned)
+{
+    ck_assert_sh(0, "rm -rf out && $STRATEGIES --model mlp --hidden 16 --batch 24 --steps 3 --ranks 1,2 --strategies ddp,fsdp --out out");
+    ck_assert_str_has(out_text, "1 single");
+    ck_assert_str_has(out_text, "2 fsdp");
+    read_text(FOLDER "/out/results.json", file_text, sizeof file_text);
+    td_context *td = open_cpu(TD_F32);
+    td_json_document *document = td_json_parse(td, file_text, strlen(file_text), "results.json");
+    ck_assert_no_error(td);
+    const td_json *cells = td_json_get(td_json_root(document), "cells");
+    ck_assert_int_eq(cells->count, 3);
+    for (const td_json *c = cells->first; c; c = c->next) {
+        ck_assert_double_gt(number(c, "measured", "items_per_s"), 0);
+        ck_assert_double_gt(number(c, "planned", "items_per_s"), 0);
+        ck_assert_double_gt(number(c, "measured", "step_ms"), 0);
+        ck_assert_double_eq_tol(number(c, "measured", "peak_bytes"), number(c, "planned", "peak_bytes"), 0.01 * number(c, "planned", "peak_bytes"));
+        ck_assert_double_eq(number(c, "measured", "comm_bytes_per_step"), number(c, "planned", "comm_bytes_per_step"));
+    }
+    const td_json *one = cells->first, *ddp = one->next;
+    ck_assert_double_eq(number(one, NULL, "efficiency"), 1);
+    ck_assert_double_eq_tol(number(ddp, NULL, "efficiency"), number(ddp, "measured", "items_per_s") / number(one, "measured", "items_per_s") / 2, 1e-12);
+    ck_assert_int_eq(td_json_get(td_json_get(ddp, "measured"), "exposed_comm_ms")->kind, TD_JSON_NULL); /* not measured */
+    td_json_close(document);
+    td_close(td);
+    ck_assert_sh(0, "test -s out/throughput.gnuplot && test -s out/memory.gnuplot && test -s out/efficiency.gnuplot");
+    if (system("command -v gnuplot >/dev/null") == 0)
+        ck_assert_sh(0, "test -s out/throughput.png && test -s out/memory.png && test -s out/efficiency.png");
+}
+END_TEST
+
+START_TEST(test_a_cell_that_fails_says_why_and_the_others_go_on)
+{
+    ck_assert_sh(1, "$STRATEGIES --model mlp --hidden 8 --batch 9 --steps 2 --ranks 1,2,3 --strategies ddp,nonsense");
+    ck_assert_str_has(out_text, "--batch 9 does not divide by 2 ranks");
+    ck_assert_str_has(out_text, "'nonsense' is not known");
+    const char *third = strstr(out_text, "3 ddp");
+    ck_assert_ptr_nonnull(third);
+    ck_assert_msg(strchr(third, '(') && strchr(third, '(') < strchr(third, '\n'), "3 ranks were measured: %s", third);
+}
+END_TEST
+
+START_TEST(test_curves_of_all_strategies_are_one)
+{
+    ck_assert_sh(0, "rm -rf out && $STRATEGIES --model mlp --task regress --hidden 8 --batch 24 --ranks 2 --strategies ddp,fsdp --check --out out");
+    ck_assert_str_has(out_text, "in f64, 20 updates");
+    ck_assert_str_has(out_text, "2 fsdp");
+    ck_assert_msg(!strstr(out_text, "DIFFERS"), "%s", out_text);
+    read_text(FOLDER "/out/check.json", file_text, sizeof file_text);
+    ck_assert_str_has(file_text, "\"largest_difference\"");
+}
+END_TEST
+
+/* Losses of 1, but at step 7 on more ranks than one. */
+#define LIAR(loss)                                                                                                     \
+    "ranks=1; out=; while [ $# -gt 0 ]; do case $1 in --ranks) ranks=$2;; --out) out=$2;; esac; shift; done\n"         \
+    "mkdir -p \"$out\"; i=1; while [ $i -le 20 ]; do loss=1; [ $ranks -gt 1 ] && [ $i -eq 7 ] && loss=" loss "\n"      \
+    "echo \"{\\\"step\\\":$i,\\\"loss\\\":$loss}\"; i=$((i + 1)); done >\"$out/metrics.jsonl\"; echo '{}'"
+
+START_TEST(test_a_curve_that_differs_fails_the_check)
+{
+    put_model("liar", LIAR("1.0000000002"));
+    ck_assert_sh(1, "./strategies --model liar --ranks 1,2 --strategies ddp --check --out out");
+    ck_assert_str_has(out_text, "2e-10 at step 7    DIFFERS");
+    ck_assert_sh(0, "./strategies --model liar --ranks 1,2 --strategies ddp --check --dtype f32 --out out");
+    put_model("liar", LIAR("1.00000000005"));
+    ck_assert_sh(0, "./strategies --model liar --ranks 1,2 --strategies ddp --check --out out");
+    put_model("liar", "echo '{}'");
+    ck_assert_sh(1, "rm -rf out; ./strategies --model liar --ranks 1,2 --strategies ddp --check --out out");
+    ck_assert_str_has(out_text, "0 losses of 20");
+}
+END_TEST
+
+START_TEST(test_a_signal_ends_it_and_the_child)
+{
+    put_model("sleeper", "echo $$ >child.pid; exec sleep 100");
+    ck_assert_sh(1, "rm -f child.pid; ./strategies --model sleeper --ranks 1,2 & P=$!; until test -s child.pid; do sleep 0.1; done; "
+                    "kill -TERM $P; wait $P");
+    ck_assert_str_has(err_text, "stopped by a signal after 0 of ");
+    ck_assert_sh(1, "kill -0 $(cat child.pid)");
+}
+END_TEST
+
+START_TEST(test_mistakes_are_told_in_one_line)
+{
+    static const struct { int status; const char *flags, *says; } cases[] = {
+        { 2, "", "--model NAME is needed" },
+        { 2, "--model absent", "no model's binary" },
+        { 2, "--model mlp --ranks 1,x", "--ranks takes whole numbers" },
+        { 2, "--model mlp --steps 0", "--steps takes" },
+        { 2, "--model mlp --check", "--check needs --out" },
+        { 2, "--model mlp --ranks", "needs a value" },
+        { 1, "--model mlp --out stdout.txt/in", "cannot be made" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        ck_assert_sh(cases[i].status, "$STRATEGIES %s", cases[i].flags);
+        ck_assert_str_has(err_text, cases[i].says);
+    }
+    ck_assert_sh(0, "$STRATEGIES --help");
+    ck_assert_str_has(out_text, "--check");
+}
+END_TEST
+
+TESTS("bench strategies", test_cells_stand_beside_what_was_planned, test_a_cell_that_fails_says_why_and_the_others_go_on,
+      test_curves_of_all_strategies_are_one, test_a_curve_that_differs_fails_the_check, test_a_signal_ends_it_and_the_child,
+      test_mistakes_are_told_in_one_line)
