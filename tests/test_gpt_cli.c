@@ -180,14 +180,23 @@ START_TEST(test_a_cache_changes_no_text)
 }
 END_TEST
 
-/* With one token to draw a long prompt is its last half context: 8 ids. */
+/* With one token to draw a prompt longer than the context is its end, half a context long: 8 ids from position 0 on. */
 START_TEST(test_of_a_prompt_longer_than_the_context_the_end_counts)
 {
     enter();
-    const char *one = sample("f64", "--temperature 0 --tokens 1 --prompt 'the quick brown fox'");
-    const char *other = sample("f64", "--temperature 0 --tokens 1 --prompt 'rown fox'");
-    ck_assert_int_eq(strlen(one), 21);
-    ck_assert_int_eq(one[19], other[8]);
+    static const char *const prompts[][2] = {
+        { "zzzzzzzzzzzaqzjqzb x", "qzjqzb x" }, { "the quick brown foxxx", "wn foxxx" }, { "dog over the lazy thqqt", "zy thqqt" },
+        { "qqqqqqqqqqqqqqqq.uzkmm.wo", "uzkmm.wo" }, { "jumps over jumps overxyzoo", "verxyzoo" }, { "aaaaaaaaaaaabbbbbbbb", "bbbbbbbb" },
+    };
+    for (size_t i = 0; i < sizeof prompts / sizeof *prompts; i++) {
+        char flags[200];
+        snprintf(flags, sizeof flags, "--temperature 0 --tokens 1 --prompt '%s'", prompts[i][0]);
+        const char *one = sample("characters", flags);
+        snprintf(flags, sizeof flags, "--temperature 0 --tokens 1 --prompt '%s'", prompts[i][1]);
+        const char *other = sample("characters", flags);
+        ck_assert_int_eq(strlen(one), strlen(prompts[i][0]) + 2);
+        ck_assert_msg(one[strlen(prompts[i][0])] == other[strlen(prompts[i][1])], "prompt %zu: %s and %s", i, one, other);
+    }
 }
 END_TEST
 
