@@ -425,7 +425,7 @@ static int train_deep(par_world *world, int rank, void *user)
     par_attach(td, world, rank, &(par_options){ .strategy = r->asked->strategy, .bucket_bytes = 4 * WIDTH * WIDTH, .keep_gathered = r->asked->keep_gathered });
     nn_linear layer[DEEP];
     for (int l = 0; l < DEEP; l++) {
-        char name[16];
+        char name[24];
         snprintf(name, sizeof name, "layer.%d", l);
         layer[l] = nn_linear_make(td_root(td), name, WIDTH, WIDTH);
     }
