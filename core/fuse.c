@@ -128,9 +128,24 @@ static bool emit_group(fusion *f, uint32_t index)
 
 /* ---- Grouping */
 
-static bool may_fuse(const td_node *n)
+/* A whole unit's gradient, as it was packed or came from other ranks. */
+static bool is_unit_gradient(const td_program *p, td_id v)
 {
-    return (n->op->flags & TD_OP_POINTWISE) && n->outputs == 1 && n->inputs >= 1 && n->inputs <= 3 && n->after == TD_NONE;
+    const td_node *n = td_producer(p, v);
+    if (n->op == &td_op_cast) n = td_producer(p, p->inputs[n->input]);
+    return p->values[v].shape.rank == 1 && (n->op == &td_op_pack || (n->op->flags & TD_OP_COLLECTIVE));
+}
+
+/* Adding a micro-batch's gradients to those of earlier ones waits for no later addition: each would keep its terms until then. */
+static bool adds_unit_gradient(const td_program *p, const td_node *n)
+{
+    return n->op == &td_op_add && (is_unit_gradient(p, p->inputs[n->input]) || is_unit_gradient(p, p->inputs[n->input + 1]));
+}
+
+static bool may_fuse(const td_program *p, const td_node *n)
+{
+    bool fits = (n->op->flags & TD_OP_POINTWISE) && n->outputs == 1 && n->inputs >= 1 && n->inputs <= 3 && n->after == TD_NONE;
+    return fits && !adds_unit_gradient(p, n);
 }
 
 static bool same_iteration(const fusion *f, td_id a, td_id b)
@@ -213,7 +228,7 @@ static bool fuse_all(fusion *f)
     for (uint32_t n = 0; n < f->in->node_count; n++) {
         const td_node *node = &f->in->nodes[n];
         if (!f->live[n]) continue;
-        bool done = may_fuse(node) ? take_pointwise(f, n)
+        bool done = may_fuse(f->in, node) ? take_pointwise(f, n)
                                    : close_groups_read_by(f, node) && td_copy_node(f->out, f->in, n, f->map);
         if (!done) return false;
     }

@@ -127,7 +127,8 @@ static opt_optimizer *make_optimizer(td_module root, const job *j)
 {
     double norm = j->clip == CLIP_2 ? 1 : j->clip == CLIP_INF ? 0.2 : 0;
     bool inf = j->clip == CLIP_INF;
-    if (j->gpt) return opt_adamw(root, &(opt_adamw_options){ .decay = 0.01, .max_norm = norm, .clip_inf = inf });
+    const opt_group matrices = { .min_rank = 2, .decay = 0.1 }; /* segments of units */
+    if (j->gpt) return opt_adamw(root, &(opt_adamw_options){ .max_norm = norm, .clip_inf = inf, .groups = &matrices, .group_count = 1 });
     return opt_sgd(root, &(opt_sgd_options){ .momentum = 0.9, .max_norm = norm, .clip_inf = inf });
 }
 

@@ -432,9 +432,12 @@ static int train_deep(par_world *world, int rank, void *user)
     opt_optimizer *opt = opt_sgd(td_root(td), &(opt_sgd_options){ .momentum = 0.9 });
     static const float in[DEEP_ROWS * WIDTH];
     static const int32_t want[DEEP_ROWS];
-    td_tensor x = td_batch(td, "x", TD_F32, TD_SHAPE(DEEP_ROWS * par_world_size(world), WIDTH), in);
-    for (int l = 0; l < DEEP; l++) x = td_relu(nn_linear_apply(&layer[l], x));
-    td_backward(td_cross_entropy(x, td_batch(td, "y", TD_I32, TD_SHAPE(DEEP_ROWS * par_world_size(world)), want)));
+    for (int k = 0; k < r->asked->accumulate; k++) {
+        td_tensor x = td_batch(td, "x", TD_F32, TD_SHAPE(DEEP_ROWS * par_world_size(world), WIDTH), in);
+        for (int l = 0; l < DEEP; l++) x = td_relu(nn_linear_apply(&layer[l], x));
+        td_tensor y = td_batch(td, "y", TD_I32, TD_SHAPE(DEEP_ROWS * par_world_size(world)), want);
+        td_backward(td_cross_entropy(x, y));
+    }
     opt_step(opt, 0.1);
     bool good = td_step(td);
     if (rank == 0) r->done->report = td_last_report(td);
@@ -443,10 +446,11 @@ static int train_deep(par_world *world, int rank, void *user)
     return good ? 0 : 1;
 }
 
-static int64_t deep_step_bytes(const char *strategy, int ranks, bool keep_gathered)
+/* On four ranks. */
+static int64_t deep_step_bytes(job j)
 {
-    job j = { .strategy = strategy, .keep_gathered = keep_gathered }, done = j;
-    ck_assert_int_eq(par_run_threads(ranks, &(par_world_options){ .timeout_s = 20 }, train_deep, &(run_of){ &j, &done }), 0);
+    job done = j;
+    ck_assert_int_eq(par_run_threads(4, &(par_world_options){ .timeout_s = 20 }, train_deep, &(run_of){ &j, &done }), 0);
     return done.report.step_bytes;
 }
 
@@ -457,12 +461,12 @@ START_TEST(test_what_fsdp_gathers_is_three_units_at_most)
     int64_t unit = 4 * padded(WIDTH * WIDTH + WIDTH, 4), rest = 4 * (DEEP + 4) * DEEP_ROWS * WIDTH, all = DEEP * unit;
     static const char *const strategies[] = { "fsdp", "zero3", "hsdp:2x2" };
     for (int i = 0; i < 3; i++) {
-        int64_t shard = all / (i == 2 ? 2 : 4), bytes = deep_step_bytes(strategies[i], 4, false);
+        int64_t shard = all / (i == 2 ? 2 : 4), bytes = deep_step_bytes((job){ .strategy = strategies[i], .accumulate = 1 });
         int64_t largest = i == 1 ? 2 * unit : unit; /* an eighth of all is between one layer and two */
         ck_assert_msg(bytes <= shard + 3 * largest + rest, "%s: %lld bytes, expected %lld + 3 x %lld + %lld at most", strategies[i], (long long)bytes,
                       (long long)shard, (long long)largest, (long long)rest);
     }
-    ck_assert_int_gt(deep_step_bytes("fsdp", 4, true), all); /* kept, all are there when the backward begins */
+    ck_assert_int_gt(deep_step_bytes((job){ .strategy = "fsdp", .accumulate = 1, .keep_gathered = true }), all); /* kept, all are there when the backward begins */
 }
 END_TEST
 
@@ -472,14 +476,29 @@ START_TEST(test_zero_1_and_2_scatter_gradients_in_the_backward)
     int64_t unit = 4 * padded(WIDTH * WIDTH + WIDTH, 4), rest = 4 * (DEEP + 4) * DEEP_ROWS * WIDTH, all = DEEP * unit;
     static const char *const strategies[] = { "zero1", "zero2" };
     for (int i = 0; i < 2; i++) {
-        int64_t bytes = deep_step_bytes(strategies[i], 4, false);
+        int64_t bytes = deep_step_bytes((job){ .strategy = strategies[i], .accumulate = 1 });
         ck_assert_msg(bytes <= 2 * all / 4 + 3 * unit + rest, "%s: %lld bytes", strategies[i], (long long)bytes);
     }
-    ck_assert_int_gt(deep_step_bytes("ddp", 4, false), all);
+    ck_assert_int_gt(deep_step_bytes((job){ .strategy = "ddp", .accumulate = 1 }), all);
 }
 END_TEST
 
-/* ---- Other */
+/* Where all micro-batches are in one step, a bucket's gradient joins the earlier ones' when it exists: beside their sum, whole or each
+ * rank's part, there are a few buckets. */
+START_TEST(test_gradients_of_micro_batches_do_not_pile_up)
+{
+    int64_t unit = 4 * padded(WIDTH * WIDTH + WIDTH, 4), rest = 4 * (DEEP + 4) * DEEP_ROWS * WIDTH, all = DEEP * unit;
+    static const struct { const char *strategy; int parts; } rows[] = { { "ddp", 1 }, { "zero1", 1 }, { "zero2", 4 }, { "fsdp", 4 }, { "hsdp:2x2", 2 } };
+    for (int i = 0; i < 5; i++) {
+        int64_t bytes = deep_step_bytes((job){ .strategy = rows[i].strategy, .accumulate = 3 }), parts = all / rows[i].parts;
+        if (rows[i].parts < 4) parts += all / 4; /* the update's parts of it, beside */
+        ck_assert_msg(bytes <= parts + 3 * unit + rest, "%s: %lld bytes, expected %lld + 3 x %lld + %lld at most", rows[i].strategy, (long long)bytes,
+                      (long long)parts, (long long)unit, (long long)rest);
+    }
+}
+END_TEST
+
+/* ---- Gradients read aside */
 
 /* A gradient read beside the update, after the bucket it is part of has been reduced in place. */
 static int read_gradient(par_world *world, int rank, void *user)
@@ -573,5 +592,5 @@ TESTS("strategies", test_unrolled_accumulation_is_the_same, test_the_schedule_ch
       test_gradients_reduced_in_bf16_are_half_the_bytes, test_bytes_sent_by_zero_3_and_fsdp, test_bytes_sent_by_hsdp,
       test_each_rank_does_only_its_part, test_bytes_of_state_are_the_formulas, test_fsdp_on_four_ranks_holds_a_third_of_ddps_state,
       test_the_planned_peak_is_what_was_allocated, test_what_fsdp_gathers_is_three_units_at_most,
-      test_zero_1_and_2_scatter_gradients_in_the_backward, test_a_gradient_can_be_read_beside_its_update,
+      test_zero_1_and_2_scatter_gradients_in_the_backward, test_gradients_of_micro_batches_do_not_pile_up, test_a_gradient_can_be_read_beside_its_update,
       test_a_pattern_that_matches_nothing_is_refused, test_strategies_that_cannot_be_are_refused, test_a_table_is_a_strategy)
