@@ -9,15 +9,18 @@
 /* ---- By name
  *
  * H200: bf16 products and memory as measured on one (790 TFLOP/s on random data, 4.3 TB/s read and written); f32 and f64 from NVIDIA's data
- * sheet (SXM, without sparsity). Links inside a host: bus bandwidth of reduce-scatter and all-gather measured at 100 MB without multicast, on
- * 2 and on 4; 8 are taken to do as 4. Small collectives were measured at about 40 us on 4. H100, A100: data sheets of the SXM
+ * sheet (SXM, without sparsity). Links inside a host: bus bandwidth of reduce-scatter and all-gather measured at 100 MB without
+ * multicast, on 2 and on 4; 8 are taken to do as 4. Small collectives were measured at about 40 us on 4. H100, A100: data sheets of the SXM
  * versions with 80 GB, NVLink one way. Latencies of hops (3.4 us NVLink, 9.6 us network) are those by which NVIDIA's library of collectives
- * chooses its rings. Across hosts: one adapter a device, 400 Gb/s (A100: 200 Gb/s). Efficiency: with 0.75 of the measured peak one H200's
- * steps of GPT-2 124M (32 x 1024) and 1558M (8 x 1024) in bf16 come to 62.6 and 182 ms, where PyTorch's, compiled, were measured at 62.3 and
- * 188; of a data sheet's peak, which is a quarter above what is measured, 0.6. */
-#define HOPS(inside_rate, across_rate) .inside = { (inside_rate), 3.4e-6 }, .across = { (across_rate), 9.6e-6 }, .call_s = 2e-6, .collective_s = 20e-6, .overlaps = true
-#define H200 .peak = { .flops = { [TD_F32] = 67e12, [TD_F64] = 67e12, [TD_BF16] = 790e12, [TD_F16] = 790e12 }, .bytes = 4.3e12 }, .memory_bytes = 141000000000, \
-    .efficiency = 0.75
+ * chooses its rings. Across hosts: one adapter a device, 400 Gb/s (A100: 200 Gb/s). Efficiency: with 0.75 of the measured peak one
+ * H200's steps of GPT-2 124M (32 x 1024) and 1558M (8 x 1024) in bf16 come to 62.6 and 182 ms, where PyTorch's, compiled, were measured at
+ * 62.3 and 188; of a data sheet's peak, which is a quarter above what is measured, 0.6. */
+#define HOPS(inside_rate, across_rate)                                                               \
+    .inside = { (inside_rate), 3.4e-6 }, .across = { (across_rate), 9.6e-6 }, .collective_s = 20e-6, \
+    .call_s = 2e-6, .overlaps = true
+#define H200                                                                                                                       \
+    .peak = { .flops = { [TD_F32] = 67e12, [TD_F64] = 67e12, [TD_BF16] = 790e12, [TD_F16] = 790e12 }, .bytes = 4.3e12 },           \
+    .memory_bytes = 141000000000, .efficiency = 0.75
 static const run_machine machines[] = {
     { .name = "h200x8", H200, .host_ranks = 8, HOPS(280e9, 50e9),
       .source = "8 H200 a host: measured products, memory and links of 4, one 400 Gb/s adapter each" },
@@ -159,7 +162,8 @@ static bool measured(run_loop *run, run_machine *to)
 {
     par_link link = { 0 };
     double ranks = run->ranks;
-    *to = (run_machine){ .name = "cpu", .source = "this machine, measured now, memory beyond its caches", .efficiency = 1, .host_ranks = run->ranks };
+    *to = (run_machine){ .name = "cpu", .source = "this machine, measured now, memory beyond its caches", .efficiency = 1,
+                         .host_ranks = run->ranks };
     if (!measure_peak(run, &to->peak) || (run->ranks > 1 && !par_measure(run->td, run->ranks, &link))) return false;
     for (int d = 0; d < TD_DTYPES; d++) to->peak.flops[d] /= ranks;
     to->peak.bytes /= ranks;

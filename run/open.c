@@ -404,7 +404,8 @@ static run_loop *open_command(unsigned command, const char *subcommand, int *arg
     return run;
 }
 
-run_loop *run_open_command(unsigned command, const char *subcommand, int *argc, char ***argv, const run_defaults *defaults, const char *about)
+run_loop *run_open_command(unsigned command, const char *subcommand, int *argc, char ***argv, const run_defaults *defaults,
+                           const char *about)
 {
     return open_command(command, subcommand, argc, argv, defaults, about, NULL);
 }

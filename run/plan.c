@@ -80,7 +80,8 @@ static void say_memory(run_loop *run, const run_planned *p)
     char text[512];
     size_t at = 0;
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-        if (kinds[i].bytes) at += (size_t)snprintf(text + at, sizeof text - at, "%s%s %.1f", at ? ", " : "", kinds[i].name, mib * (double)kinds[i].bytes);
+        if (kinds[i].bytes)
+            at += (size_t)snprintf(text + at, sizeof text - at, "%s%s %.1f", at ? ", " : "", kinds[i].name, mib * (double)kinds[i].bytes);
     run_say(run, "  holds     %.1f MiB: %.1f state, %.1f of a step (%.1f live at once)", mib * (double)r->peak_bytes,
             mib * (double)r->state_bytes, mib * (double)r->step_bytes, mib * (double)r->live_bytes);
     run_say(run, "            %s", text);
@@ -102,18 +103,18 @@ static void say_estimate(run_loop *run, const run_machine *m, const run_planned 
     char text[400];
     const run_estimate *e = &p->estimate;
     if (!*m->name) return;
-    run_say(run, "  takes     about %.3f ms a step, %.0f items/s: %.3f computing, %.3f in collectives, of which %.3f exposed", 1e3 * e->step_s,
-            (double)p->batch / e->step_s, 1e3 * e->compute_s, 1e3 * e->comm_s, 1e3 * e->exposed_s);
-    run_say(run, "  on        %s (%s), %d rank%s a host; %.1f GiB a rank: %s", m->name, m->source, m->host_ranks, m->host_ranks == 1 ? "" : "s",
-            (double)m->memory_bytes / (1 << 30), p->fits ? "it fits" : "it does not fit");
+    run_say(run, "  takes     about %.3f ms a step, %.0f items/s: %.3f computing, %.3f in collectives, of which %.3f exposed",
+            1e3 * e->step_s, (double)p->batch / e->step_s, 1e3 * e->compute_s, 1e3 * e->comm_s, 1e3 * e->exposed_s);
+    run_say(run, "  on        %s (%s), %d rank%s a host; %.1f GiB a rank: %s", m->name, m->source, m->host_ranks,
+            m->host_ranks == 1 ? "" : "s", (double)m->memory_bytes / (1 << 30), p->fits ? "it fits" : "it does not fit");
     run_estimate_assumptions(m, text, sizeof text);
     run_say(run, "  assumes   %s", text);
 }
 
 static void say_plan(run_loop *run, const run_machine *m, const run_planned *p)
 {
-    run_say(run, "%s, %s, %s on %d rank%s, batch %lld (%lld rows a rank): one rank", run->name, run_flags_text(&run->flags, "dtype"), p->strategy,
-            p->ranks, p->ranks == 1 ? "" : "s", (long long)p->batch, (long long)p->batch / p->ranks);
+    run_say(run, "%s, %s, %s on %d rank%s, batch %lld (%lld rows a rank): one rank", run->name,
+            run_flags_text(&run->flags, "dtype"), p->strategy, p->ranks, p->ranks == 1 ? "" : "s", (long long)p->batch, (long long)p->batch / p->ranks);
     say_memory(run, p);
     run_say(run, "  computes  %.3f GFLOP, moves %.1f MiB, in %lld calls of %lld recorded operations", 1e-9 * (double)p->report.flops,
             (double)p->report.bytes_moved / (1 << 20), (long long)p->report.calls, (long long)p->report.nodes);

@@ -110,31 +110,42 @@ typedef struct remedy {
     run_planned planned;
 } remedy;
 
-static bool try_remedy(const table *t, run_variant *variant, remedy *to)
-{
-    char error[256];
-    variant->strategy = t->nearest->strategy;
-    return plan_one(t, variant, &to->planned, error, sizeof error) && to->planned.fits;
-}
-
-/* The first of: more micro-batches, recomputation, both, more ranks with as many rows each. */
-static bool find_remedy(const table *t, remedy *to)
+/* In the order of trying: more micro-batches, recomputation, the most of both, and then also more ranks with as many rows each. */
+static int remedies_of(const table *t, run_variant v[TRIES])
 {
     const run_planned *p = &t->nearest->planned;
     const run_flags *f = &t->run->flags;
-    bool can_recompute = run_flags_text(f, "recompute") && !run_flags_on(f, "recompute");
-    int64_t cuts = 1;
-    for (int64_t m = 2; p->batch % (p->ranks * p->accumulate * m) == 0 && m <= 64; m *= 2) cuts = m;
-    for (int step = 0; step < TRIES; step++) {
-        int64_t most = cuts * p->accumulate, ranks = (int64_t)p->ranks << (step > 3 ? step - 3 : 0);
-        run_variant v = { .accumulate = step == 0 && cuts > 2 ? most / cuts * 2 : step == 1 ? p->accumulate : most, .recompute = step && can_recompute };
-        if (step > 2) v.world = ranks, v.batch = p->batch / p->ranks * ranks;
-        bool has_sense = step == 0 ? cuts > 1 : step == 1 ? can_recompute : step == 2 ? cuts > 2 || can_recompute : step > 3;
-        if (ranks > 65536 || strchr(t->nearest->strategy, ':')) has_sense = has_sense && step < 3;
-        if (!has_sense || !try_remedy(t, &v, to)) continue;
-        int at = v.accumulate != p->accumulate ? snprintf(to->text, sizeof to->text, " --accumulate %lld", (long long)v.accumulate) : 0;
-        if (v.recompute) at += snprintf(to->text + at, sizeof to->text - (size_t)at, " --recompute");
-        if (v.world) snprintf(to->text + at, sizeof to->text - (size_t)at, " --world %lld --batch %lld", (long long)v.world, (long long)v.batch);
+    int64_t cuts = 1, rows = p->batch / p->ranks;
+    int count = 0;
+    for (int64_t m = 2; m <= 64 && rows % (p->accumulate * m) == 0; m *= 2) cuts = m;
+    run_variant most = { .strategy = t->nearest->strategy, .accumulate = p->accumulate * cuts,
+                         .recompute = run_flags_text(f, "recompute") && !run_flags_on(f, "recompute") };
+    if (cuts > 2) v[count++] = (run_variant){ .strategy = most.strategy, .accumulate = 2 * p->accumulate };
+    if (most.recompute) v[count++] = (run_variant){ .strategy = most.strategy, .accumulate = p->accumulate, .recompute = true };
+    if (cuts > 1) v[count++] = most;
+    if (strchr(most.strategy, ':')) return count; /* its groups are of these ranks */
+    for (most.world = 2 * p->ranks; most.world <= 65536 && count < TRIES; most.world *= 2) {
+        most.batch = rows * most.world;
+        v[count++] = most;
+    }
+    return count;
+}
+
+static void tell_variant(const run_variant *v, int64_t accumulate, char *to, size_t room)
+{
+    int at = v->accumulate != accumulate ? snprintf(to, room, " --accumulate %lld", (long long)v->accumulate) : 0;
+    if (v->recompute) at += snprintf(to + at, room - (size_t)at, " --recompute");
+    if (v->world) snprintf(to + at, room - (size_t)at, " --world %lld --batch %lld", (long long)v->world, (long long)v->batch);
+}
+
+static bool find_remedy(const table *t, remedy *to)
+{
+    char error[256];
+    run_variant v[TRIES];
+    int count = remedies_of(t, v);
+    for (int i = 0; i < count; i++) {
+        if (!plan_one(t, &v[i], &to->planned, error, sizeof error) || !to->planned.fits) continue;
+        tell_variant(&v[i], t->nearest->planned.accumulate, to->text, sizeof to->text);
         return true;
     }
     return false;
@@ -143,18 +154,18 @@ static bool find_remedy(const table *t, remedy *to)
 static void tell_that_none_fits(table *t)
 {
     remedy found;
-    double gib = 1.0 / (1 << 30);
     const row *r = t->nearest;
+    double gib = 1.0 / (1 << 30), has = gib * (double)t->machine.memory_bytes;
     if (!r || r->planned.fits) return;
+    const td_report *report = &r->planned.report;
     if (find_remedy(t, &found))
-        td_fail(t->run->td, TD_ERROR_UNSUPPORTED, "no strategy fits the %.1f GiB of a rank of %s: nearest is %s with %.1f GiB; with%s it would need %.1f GiB",
-                gib * (double)t->machine.memory_bytes, t->machine.name, r->strategy, gib * (double)r->planned.report.peak_bytes, found.text,
+        td_fail(t->run->td, TD_ERROR_UNSUPPORTED, "no strategy fits the %.2f GiB of a rank of %s: nearest is %s with %.2f GiB; with%s it "
+                "would need %.2f GiB", has, t->machine.name, r->strategy, gib * (double)report->peak_bytes, found.text,
                 gib * (double)found.planned.report.peak_bytes);
     else
-        td_fail(t->run->td, TD_ERROR_UNSUPPORTED, "no strategy fits the %.1f GiB of a rank of %s: nearest is %s with %.1f GiB, of which %.1f are state; neither "
-                "more micro-batches nor more ranks make it fit: take a smaller model, or ranks with more memory",
-                gib * (double)t->machine.memory_bytes, t->machine.name, r->strategy, gib * (double)r->planned.report.peak_bytes,
-                gib * (double)r->planned.report.state_bytes);
+        td_fail(t->run->td, TD_ERROR_UNSUPPORTED, "no strategy fits the %.2f GiB of a rank of %s: nearest is %s with %.2f GiB, of which %.2f are "
+                "state; neither more micro-batches nor more ranks make it fit: take a smaller model, or ranks with more memory", has,
+                t->machine.name, r->strategy, gib * (double)report->peak_bytes, gib * (double)report->state_bytes);
 }
 
 /* ---- Printing */
@@ -163,7 +174,7 @@ static void say_row(const table *t, const row *r)
 {
     const run_planned *p = &r->planned;
     const td_planned_memory *m = &p->memory;
-    double mib = 1.0 / (1 << 20), step = m->activations + m->transients + m->communication + m->workspace + m->unused;
+    double mib = 1.0 / (1 << 20), step = (double)(m->activations + m->transients + m->communication + m->workspace + m->unused);
     if (*r->error) {
         run_say(t->run, "%-12s %s", r->strategy, r->error);
         return;
@@ -184,10 +195,11 @@ static void say_table(const table *t)
     const run_planned *p = t->nearest ? &t->nearest->planned : NULL;
     if (p)
         run_say(run, "%s, %s, %d rank%s, batch %lld (%lld rows a rank), %lld micro-batch%s, %.1f M parameters", run->name,
-                run_flags_text(&run->flags, "dtype"), p->ranks, p->ranks == 1 ? "" : "s", (long long)p->batch, (long long)p->batch / p->ranks,
+                run_flags_text(&run->flags, "dtype"), p->ranks, p->ranks == 1 ? "" : "s", (long long)p->batch,
+                (long long)p->batch / p->ranks,
                 (long long)p->accumulate, p->accumulate == 1 ? "" : "es", 1e-6 * (double)p->params);
-    run_say(run, "%-12s %10s %10s %10s %10s %10s %10s %10s%s", "strategy", "MiB a rank", "parameters", "gradients", "moments", "step", "MB inside",
-            "MB across", *t->machine.name ? "    ms/step    exposed     items/s" : "");
+    run_say(run, "%-12s %10s %10s %10s %10s %10s %10s %10s%s", "strategy", "MiB a rank", "parameters", "gradients", "moments", "step",
+            "MB inside", "MB across", *t->machine.name ? "    ms/step    exposed     items/s" : "");
     for (int i = 0; i < t->count; i++) say_row(t, &t->rows[i]);
     if (!*t->machine.name) return;
     run_say(run, "on %s (%s), %d rank%s a host, %.1f GiB a rank", t->machine.name, t->machine.source, t->machine.host_ranks,

@@ -57,7 +57,7 @@ START_TEST(test_a_ring_across_hosts_takes_the_slowest_link)
     run_spread(&m, &four, &on_host, &hosts);
     ck_assert_int_eq(on_host, 2);
     ck_assert_int_eq(hosts, 2);
-    ck_assert_double_eq_tol(seconds_of(&m, four), 1e-4 + 4 * 1e-5 + 2 * 1e-3 + 3000 / 2e5, 1e-15); /* two ranks of a host share their links out */
+    ck_assert_double_eq_tol(seconds_of(&m, four), 1e-4 + 4 * 1e-5 + 2 * 1e-3 + 3000 / 2e5, 1e-15); /* two ranks share their links */
     run_spread(&m, &strided, &on_host, &hosts);
     ck_assert_int_eq(on_host, 1);
     ck_assert_int_eq(hosts, 4);
@@ -131,6 +131,7 @@ typedef struct planned {
     td_report report;
     td_planned_memory memory;
     int64_t sent[PAR_KINDS], calls[PAR_KINDS];
+    int64_t waited;                           /* gathers that some call waits for */
     int64_t scalars;                          /* all-reduces of a few bytes: of the loss */
     int64_t elements, first, largest;         /* of units of parameters: all, that of the first layer, the largest */
 } planned;
@@ -153,7 +154,8 @@ static void count_calls(planned *p)
 {
     int64_t count;
     par_call *calls = par_calls(p->td, &count);
-    ck_assert_ptr_nonnull(calls);
+    bool *waited = calloc((size_t)p->report.calls, sizeof *waited);
+    ck_assert(calls && waited);
     ck_assert_int_eq(count, p->report.calls);
     for (int64_t i = 0; i < count; i++) {
         bool scalar = calls[i].kind == PAR_REDUCES && calls[i].task.sent <= 8;
@@ -161,8 +163,12 @@ static void count_calls(planned *p)
         else p->sent[calls[i].kind] += calls[i].task.sent;
         p->calls[calls[i].kind] += !scalar;
         ck_assert_int_lt(calls[i].waits_for, i);
-        if (calls[i].waits_for >= 0) ck_assert_int_ne(calls[calls[i].waits_for].kind, PAR_COMPUTES);
+        if (calls[i].waits_for < 0) continue;
+        ck_assert_int_ne(calls[calls[i].waits_for].kind, PAR_COMPUTES);
+        waited[calls[i].waits_for] = true;
     }
+    for (int64_t i = 0; i < count; i++) p->waited += waited[i] && calls[i].kind == PAR_GATHERS;
+    free(waited);
 }
 
 /* A step of an MLP of three layers with AdamW on a world in which nothing runs. */
@@ -206,7 +212,7 @@ START_TEST(test_ddp_sends_twice_its_parameters_and_holds_all_state)
         ck_assert_int_eq(p.sent[PAR_GATHERS] + p.sent[PAR_SCATTERS], 0);
         ck_assert_int_eq(p.memory.parameters, 4 * p.elements);
         ck_assert_int_eq(p.memory.moments, 8 * p.elements);
-        ck_assert_int_le(p.memory.gradients, 4 * p.elements + 64);
+        ck_assert_int_eq(p.memory.gradients, 4 * p.elements); /* in the update all are there, and little else */
         close_planned(&p);
     }
 }
@@ -222,11 +228,44 @@ START_TEST(test_fsdp_gathers_twice_scatters_once_and_holds_its_share)
         ck_assert_int_eq(p.sent[PAR_GATHERS], 4 * (p.elements + backward) / n * (n - 1));
         ck_assert_int_eq(p.sent[PAR_SCATTERS], 4 * p.elements / n * (n - 1));
         ck_assert_int_eq(p.calls[PAR_GATHERS], 5);
+        ck_assert_int_eq(p.waited, 5);
         ck_assert_int_eq(p.calls[PAR_SCATTERS], 3);
         ck_assert_int_eq(p.calls[PAR_REDUCES], 0);
         ck_assert_int_eq(p.memory.parameters, 4 * p.elements / n);
         ck_assert_int_eq(p.memory.moments, 8 * p.elements / n);
         ck_assert_int_le(p.memory.communication, 3 * 4 * p.largest); /* gathered units */
+        close_planned(&p);
+    }
+}
+END_TEST
+
+START_TEST(test_zero_scatters_gradients_and_gathers_parameters)
+{
+    static const char *const names[] = { "zero1", "zero2" };
+    for (size_t i = 0; i < 2 * sizeof worlds / sizeof *worlds; i++) {
+        int64_t n = worlds[i / 2];
+        planned p = plan_mlp((int)n, names[i % 2]);
+        ck_assert_int_eq(p.sent[PAR_SCATTERS], 4 * p.elements / n * (n - 1)); /* q P (r + p) */
+        ck_assert_int_eq(p.sent[PAR_GATHERS], 4 * p.elements / n * (n - 1));
+        ck_assert_int_eq(p.sent[PAR_REDUCES], 0);
+        ck_assert_int_eq(p.memory.parameters, 4 * p.elements);
+        ck_assert_int_eq(p.memory.moments, 8 * p.elements / n);
+        close_planned(&p);
+    }
+}
+END_TEST
+
+START_TEST(test_hsdp_is_fsdp_in_a_group_and_reduces_shards_across)
+{
+    static const struct { const char *name; int64_t shard, groups; } cases[] = { { "hsdp:4x2", 4, 2 }, { "hsdp:8x128", 8, 128 } };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int64_t s = cases[i].shard, r = cases[i].groups;
+        planned p = plan_mlp((int)(s * r), cases[i].name);
+        ck_assert_int_eq(p.sent[PAR_GATHERS], 4 * (2 * p.elements - p.first) / s * (s - 1));
+        ck_assert_int_eq(p.sent[PAR_SCATTERS], 4 * p.elements / s * (s - 1));
+        ck_assert_int_eq(p.sent[PAR_REDUCES], 2 * 4 * p.elements / s / r * (r - 1)); /* 2 (R - 1) / R P / S r */
+        ck_assert_int_eq(p.memory.parameters, 4 * p.elements / s);
+        ck_assert_int_eq(p.memory.moments, 8 * p.elements / s);
         close_planned(&p);
     }
 }
@@ -334,6 +373,10 @@ static double printed(const char *path)
     return number;
 }
 
+/* Parts of files. */
+#define FLOPS "\"flops\": {\"f32\": 1e9}, "
+#define MEMORY(bytes) "\"memory_bytes\": " bytes ", \"memory_bytes_per_s\": 1e9, "
+#define RANKS(n) "\"host_ranks\": " n ", "
 #define FAST_LINKS "\"inside\": {\"bytes_per_s\": 1e18}"
 
 static void write_machine(const char *name, const char *text)
@@ -398,12 +441,12 @@ END_TEST
 
 START_TEST(test_where_nothing_fits_the_nearest_is_told_and_what_helps)
 {
-    write_machine("tiny.json", "{\"flops\": {\"f32\": 1e9}, \"memory_bytes\": 1000, \"memory_bytes_per_s\": 1e9, \"host_ranks\": 4, " FAST_LINKS "}");
+    write_machine("tiny.json", "{" FLOPS MEMORY("1000") RANKS("4") FAST_LINKS "}");
     ck_assert_sh(1, "$MLP plan --hidden 16 --batch 24 --world 2 --strategy all --machine tiny.json");
     ck_assert_str_has(out_text, "does not fit");
     ck_assert_str_has(err_text, "nearest is ");
     ck_assert_str_has(err_text, "take a smaller model");
-    write_machine("some.json", "{\"flops\": {\"f32\": 1e9}, \"memory_bytes\": 30e6, \"memory_bytes_per_s\": 1e9, \"host_ranks\": 4, " FAST_LINKS "}");
+    write_machine("some.json", "{" FLOPS MEMORY("30e6") RANKS("4") FAST_LINKS "}");
     ck_assert_sh(1, "$MLP plan --hidden 512,512 --batch 32768 --world 4 --strategy all --machine some.json");
     ck_assert_str_has(err_text, "; with --accumulate ");
 }
@@ -415,14 +458,14 @@ START_TEST(test_mistakes_are_told_in_one_line)
         { 2, NULL, "'nowhere' is not known: it is one of h200x8, " },
         { 1, "{\"flops\": {\"f32\": 1e9},\n \"memory_bytes\": 1e9 \"host_ranks\": 2}", "line 2" },
         { 1, "[1]", "must be what the file begins with" },
-        { 1, "{\"flops\": {\"f32\": 1e9}, \"memory_bytes\": 1e9, \"memory_bytes_per_s\": 1e9, " FAST_LINKS "}", "\"host_ranks\" is missing" },
-        { 1, "{\"flops\": {\"f32\": 1e9}, \"memory_bytes\": 1e9, \"memory_bytes_per_s\": 1e9, \"host_ranks\": 2}", "\"inside\" is missing" },
-        { 1, "{\"flops\": {\"f32\": 0}, \"memory_bytes\": 1e9, \"memory_bytes_per_s\": 1e9, \"host_ranks\": 2, " FAST_LINKS "}",
+        { 1, "{" FLOPS MEMORY("1e9") FAST_LINKS "}", "\"host_ranks\" is missing" },
+        { 1, "{" FLOPS MEMORY("1e9") "\"host_ranks\": 2}", "\"inside\" is missing" },
+        { 1, "{\"flops\": {\"f32\": 0}, " MEMORY("1e9") RANKS("2") FAST_LINKS "}",
           "\"f32\" must be a number above 0" },
-        { 1, "{\"flops\": {\"bf16\": 1}, \"memory_bytes\": 1e9, \"memory_bytes_per_s\": 1e9, \"host_ranks\": 2, " FAST_LINKS "}", "needs f32 or f64" },
-        { 1, "{\"flops\": {\"f32\": 1}, \"memory_bytes\": 1e9, \"memory_bytes_per_s\": 1e9, \"host_ranks\": 1.5, " FAST_LINKS "}", "whole number" },
+        { 1, "{\"flops\": {\"bf16\": 1}, " MEMORY("1e9") RANKS("2") FAST_LINKS "}", "needs f32 or f64" },
+        { 1, "{\"flops\": {\"f32\": 1}, " MEMORY("1e9") RANKS("1.5") FAST_LINKS "}", "whole number" },
         { 1, "{\"flops\": {\"f32\": 1}, \"memory\": 1e9}", "\"memory\" is not known" },
-        { 1, "{\"flops\": 3, \"memory_bytes\": 1e9, \"memory_bytes_per_s\": 1e9, \"host_ranks\": 2, " FAST_LINKS "}", "\"flops\" must be an object" },
+        { 1, "{\"flops\": 3, " MEMORY("1e9") RANKS("2") FAST_LINKS "}", "\"flops\" must be an object" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         if (cases[i].machine) write_machine("wrong.json", cases[i].machine);
@@ -447,7 +490,8 @@ END_TEST
 TESTS("plan", test_a_ring_inside_a_host_takes_its_hops_and_its_bytes, test_a_ring_across_hosts_takes_the_slowest_link,
       test_a_task_takes_the_larger_of_computing_and_moving, test_a_collective_hides_behind_what_does_not_wait_for_it,
       test_collectives_follow_one_another_and_may_end_last, test_ddp_sends_twice_its_parameters_and_holds_all_state,
-      test_fsdp_gathers_twice_scatters_once_and_holds_its_share, test_every_strategy_accounts_for_all_its_memory_and_bytes,
+      test_fsdp_gathers_twice_scatters_once_and_holds_its_share, test_zero_scatters_gradients_and_gathers_parameters,
+      test_hsdp_is_fsdp_in_a_group_and_reduces_shards_across, test_every_strategy_accounts_for_all_its_memory_and_bytes,
       test_an_accumulator_is_planned_as_if_the_step_before_had_run, test_a_machine_file_gives_the_time_its_numbers_say,
       test_an_update_is_planned_as_it_runs, test_all_strategies_are_set_side_by_side,
       test_where_nothing_fits_the_nearest_is_told_and_what_helps, test_mistakes_are_told_in_one_line, test_this_machine_is_measured)

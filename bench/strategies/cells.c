@@ -122,7 +122,8 @@ static figures figures_of(const td_json *times, const td_json *root, const char 
 {
     double none = (double)NAN;
     return (figures){ .items_per_s = td_json_get_number(times, "items_per_s", none), .step_ms = td_json_get_number(times, "step_ms", none),
-                      .peak_bytes = td_json_get_number(root, peak, none), .comm_bytes = td_json_get_number(root, "comm_bytes_per_step", none),
+                      .peak_bytes = td_json_get_number(root, peak, none),
+                      .comm_bytes = td_json_get_number(root, "comm_bytes_per_step", none),
                       .exposed_ms = td_json_get_number(times, "exposed_comm_ms", none) };
 }
 

@@ -167,8 +167,8 @@ static int check(bench *b)
     int failed = 0;
     double *one = calloc(2 * (size_t)b->steps, sizeof *one);
     if (!one) return 1;
-    printf("%s in %s, %d updates; losses beside those of one rank\n%5s %-12s %18s %14s\n", b->model, b->dtype, b->steps, "ranks", "strategy", "last loss",
-           "difference");
+    printf("%s in %s, %d updates; losses beside those of one rank\n%5s %-12s %18s %14s\n", b->model, b->dtype, b->steps, "ranks",
+           "strategy", "last loss", "difference");
     for (int i = 0; i < b->cell_count && !child_stopped(); i++) {
         cell *c = &b->cells[i];
         check_cell(b, c, one, i ? one + b->steps : one);

@@ -18,8 +18,8 @@ void report_begin(const bench *b)
 {
     printf("%s on %s, %d thread%s a rank; figures measured (planned for %s)\n", b->model, b->device, b->rank_threads,
            b->rank_threads == 1 ? "" : "s", b->machine);
-    printf("%5s %-12s %22s %10s %20s %20s %22s %16s\n", "ranks", "strategy", "items/s", "efficiency", "ms a step", "MiB a rank", "MB sent a step",
-           "exposed ms");
+    printf("%5s %-12s %22s %10s %20s %20s %22s %16s\n", "ranks", "strategy", "items/s", "efficiency", "ms a step", "MiB a rank",
+           "MB sent a step", "exposed ms");
     fflush(stdout);
 }
 
@@ -118,7 +118,8 @@ static double throughput(const cell *c, bool planned) { return planned ? c->plan
 static double memory(const cell *c, bool planned) { return (planned ? c->planned.peak_bytes : c->measured.peak_bytes) / (1 << 20); }
 static double efficiency(const cell *c, bool planned) { return planned ? (double)NAN : c->efficiency; }
 
-static const plot plots[] = { { "throughput", "items/s", throughput }, { "memory", "MiB a rank", memory }, { "efficiency", "scaling efficiency", efficiency } };
+static const plot plots[] = { { "throughput", "items/s", throughput }, { "memory", "MiB a rank", memory },
+                              { "efficiency", "scaling efficiency", efficiency } };
 
 /* "hsdp:4x2" and "hsdp:2x2" are one line. */
 static size_t name_length(const cell *c) { return strcspn(c->strategy, ":"); }
@@ -151,8 +152,8 @@ static void write_script(const bench *b, const plot *p, FILE *to)
     char lines[2 * CELLS * 96] = "";
     size_t at = 0;
     int color = 0;
-    fprintf(to, "# Draws %s.png: gnuplot %s.gnuplot\nset terminal pngcairo size 960,540\nset output '%s.png'\nset xlabel 'ranks'\nset ylabel '%s'\n"
-            "set grid\nset yrange [0:*]\nset key outside\nset xtics 1\nset offsets 0.2, 0.2, 0, 0\n", p->name, p->name, p->name, p->label);
+    fprintf(to, "# Draws %s.png: gnuplot %s.gnuplot\nset terminal pngcairo size 960,540\nset output '%s.png'\nset xlabel 'ranks'\n"
+            "set ylabel '%s'\nset grid\nset yrange [0:*]\nset key outside\nset xtics 1\nset offsets 0.2, 0.2, 0, 0\n", p->name, p->name, p->name, p->label);
     for (int i = 0; i < b->cell_count; i++) {
         const cell *c = &b->cells[i];
         if (!is_first(b, i) && !(b->cell_count == 1)) continue;
@@ -162,9 +163,9 @@ static void write_script(const bench *b, const plot *p, FILE *to)
             int points = put_points(b, p, c, planned, to);
             fputs("EOD\n", to);
             if (points)
-                at += (size_t)snprintf(lines + at, sizeof lines - at, "%s$d%d_%d with %s lc %d %s title '%.*s%s'", at ? ", " : "plot ", i, planned,
-                                       planned ? "lines" : "linespoints", color, planned ? "dt 2" : "pt 7", (int)name_length(c), c->strategy,
-                                       planned ? ", planned" : "");
+                at += (size_t)snprintf(lines + at, sizeof lines - at, "%s$d%d_%d with %s lc %d %s title '%.*s%s'", at ? ", " : "plot ", i,
+                                       planned, planned ? "lines" : "linespoints", color, planned ? "dt 2" : "pt 7", (int)name_length(c),
+                                       c->strategy, planned ? ", planned" : "");
         }
     }
     fprintf(to, "%s\n", at ? lines : "set title 'nothing was measured'\nplot [1:2] 0 notitle");
