@@ -9,50 +9,17 @@
 #include <unistd.h>
 
 #include "core/json.h"
-#include "tests/check.h"
+#define SHELL_FOLDER "test_bench_strategies_files"
+#include "tests/shell.h"
 
-#define FOLDER "test_bench_strategies_files"
-
-static char out_text[1 << 14], err_text[1 << 14], file_text[1 << 15];
-
-static void read_text(const char *path, char *to, size_t room)
-{
-    FILE *from = fopen(path, "r");
-    ck_assert_msg(from != NULL, "no %s", path);
-    to[fread(to, 1, room - 1, from)] = 0;
-    fclose(from);
-}
-
-/* In the folder of this test; $STRATEGIES is the binary, ./strategies its copy. */
-static int sh(const char *format, ...) TD_PRINTF(1, 2);
-static int sh(const char *format, ...)
-{
-    char command[1500], whole[2048];
-    va_list arguments;
-    mkdir(FOLDER, 0777);
-    va_start(arguments, format);
-    vsnprintf(command, sizeof command, format, arguments);
-    va_end(arguments);
-    snprintf(whole, sizeof whole, "cd " FOLDER " && STRATEGIES='%s/strategies'; { %s; } >stdout.txt 2>stderr.txt", TANDEM_BIN, command);
-    int status = system(whole);
-    read_text(FOLDER "/stdout.txt", out_text, sizeof out_text);
-    read_text(FOLDER "/stderr.txt", err_text, sizeof err_text);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
-
-#define ck_assert_sh(expected, ...)                                                                                    \
-    do {                                                                                                               \
-        int status_ = sh(__VA_ARGS__);                                                                                 \
-        ck_assert_msg(status_ == (expected), "status %d, not %d; stderr: %.900s; stdout: %.900s", status_, (expected), \
-                      err_text, out_text);                                                                             \
-    } while (0)
+static char file_text[1 << 15];
 
 /* A script as the model's binary. */
 static void put_model(const char *name, const char *script)
 {
     char path[128];
     ck_assert_sh(0, "cp \"$STRATEGIES\" strategies");
-    snprintf(path, sizeof path, FOLDER "/%s", name);
+    snprintf(path, sizeof path, SHELL_FOLDER "/%s", name);
     FILE *to = fopen(path, "w");
     ck_assert_ptr_nonnull(to);
     fprintf(to, "#!/bin/sh\n%s\n", script);
@@ -72,7 +39,7 @@ START_TEST(test_cells_stand_beside_what_was_planned)
     ck_assert_sh(0, "rm -rf out && $STRATEGIES --model mlp --hidden 16 --batch 24 --steps 3 --ranks 1,2 --strategies ddp,fsdp --out out");
     ck_assert_str_has(out_text, "1 single");
     ck_assert_str_has(out_text, "2 fsdp");
-    read_text(FOLDER "/out/results.json", file_text, sizeof file_text);
+    read_text(SHELL_FOLDER "/out/results.json", file_text, sizeof file_text);
     td_context *td = open_cpu(TD_F32);
     td_json_document *document = td_json_parse(td, file_text, strlen(file_text), "results.json");
     ck_assert_no_error(td);
@@ -117,7 +84,7 @@ START_TEST(test_curves_of_all_strategies_are_one)
     ck_assert_str_has(out_text, "in f64, 20 updates");
     ck_assert_str_has(out_text, "2 fsdp");
     ck_assert_msg(!strstr(out_text, "DIFFERS"), "%s", out_text);
-    read_text(FOLDER "/out/check.json", file_text, sizeof file_text);
+    read_text(SHELL_FOLDER "/out/check.json", file_text, sizeof file_text);
     ck_assert_str_has(file_text, "\"largest_difference\"");
 }
 END_TEST

@@ -10,43 +10,7 @@
 #include <unistd.h>
 
 #include "core/json.h"
-#include "tests/check.h"
-
-/* ---- Running a command ------------------------------------------------------------------------------------ */
-
-/* stdout and stderr of the last command. */
-static char out_text[1 << 16], err_text[1 << 14];
-
-static void read_text(const char *path, char *to, size_t room)
-{
-    FILE *from = fopen(path, "r");
-    ck_assert_msg(from != NULL, "%s: %s", path, strerror(errno));
-    to[fread(to, 1, room - 1, from)] = 0;
-    fclose(from);
-}
-
-/* Runs a shell command in the folder of this test; $GPT and $GOLDEN are set. Returns its exit status. */
-static int sh(const char *format, ...) TD_PRINTF(1, 2);
-static int sh(const char *format, ...)
-{
-    char command[2048], whole[4096];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(command, sizeof command, format, arguments);
-    va_end(arguments);
-    snprintf(whole, sizeof whole, "GPT='%s/gpt'; GOLDEN='%s/tests/golden'; { %s; } >stdout.txt 2>stderr.txt", TANDEM_BIN, TANDEM_SOURCE, command);
-    int status = system(whole);
-    read_text("stdout.txt", out_text, sizeof out_text);
-    read_text("stderr.txt", err_text, sizeof err_text);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
-
-#define ck_assert_sh(expected, ...)                                                                                    \
-    do {                                                                                                               \
-        int status_ = sh(__VA_ARGS__);                                                                                 \
-        ck_assert_msg(status_ == (expected), "status %d, not %d; stderr: %.900s; stdout: %.900s", status_, (expected), \
-                      err_text, out_text);                                                                             \
-    } while (0)
+#include "tests/shell.h"
 
 /* One line of complaint that holds `part`. */
 #define ck_assert_refused(expected, part, ...)                                                                             \

@@ -11,43 +11,7 @@
 #include "core/json.h"
 #include "models/gpt/gpt.h"
 #include "tests/golden.h"
-
-/* ---- Running a command ------------------------------------------------------------------------------------ */
-
-/* stdout and stderr of the last command. */
-static char out_text[1 << 16], err_text[1 << 14];
-
-static void read_text(const char *path, char *to, size_t room)
-{
-    FILE *from = fopen(path, "r");
-    ck_assert_msg(from != NULL, "%s: %s", path, strerror(errno));
-    to[fread(to, 1, room - 1, from)] = 0;
-    fclose(from);
-}
-
-/* Runs a shell command in the folder of this test; $GPT and $HF are set. Returns its exit status. */
-static int sh(const char *format, ...) TD_PRINTF(1, 2);
-static int sh(const char *format, ...)
-{
-    char command[2048], whole[4096];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(command, sizeof command, format, arguments);
-    va_end(arguments);
-    snprintf(whole, sizeof whole, "GPT='%s/gpt'; HF='%s/tests/golden'; { %s; } >stdout.txt 2>stderr.txt", TANDEM_BIN, TANDEM_SOURCE,
-             command);
-    int status = system(whole);
-    read_text("stdout.txt", out_text, sizeof out_text);
-    read_text("stderr.txt", err_text, sizeof err_text);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
-
-#define ck_assert_sh(expected, ...)                                                                                            \
-    do {                                                                                                                       \
-        int status_ = sh(__VA_ARGS__);                                                                                         \
-        ck_assert_msg(status_ == (expected), "status %d, not %d; stderr: %.900s; stdout: %.900s", status_, (expected),         \
-                      err_text, out_text);                                                                                     \
-    } while (0)
+#include "tests/shell.h"
 
 static void enter(void)
 {
@@ -113,7 +77,7 @@ START_TEST(test_an_imported_model_gives_the_logits_of_transformers)
     for (int i = 0; i < PUBLISHED; i++) {
         const char *name = published[i].name;
         char path[256];
-        ck_assert_sh(0, "rm -rf logits && $GPT import --from $HF/%s --out logits", name);
+        ck_assert_sh(0, "rm -rf logits && $GPT import --from $GOLDEN/%s --out logits", name);
         ck_assert_str_has(out_text, "imported ");
         td_context *td = open_cpu(TD_F32);
         gpt *g = check_alloc(sizeof *g);
@@ -133,8 +97,8 @@ START_TEST(test_the_sizes_of_config_json_become_flags)
 {
     enter();
     td_context *td = open_cpu(TD_F32);
-    ck_assert_sh(0, "rm -rf flags-a flags-b && $GPT import --from $HF/hf_gpt2 --out flags-a && "
-                    "$GPT import --from $HF/hf_llama --out flags-b");
+    ck_assert_sh(0, "rm -rf flags-a flags-b && $GPT import --from $GOLDEN/hf_gpt2 --out flags-a && "
+                    "$GPT import --from $GOLDEN/hf_llama --out flags-b");
     td_json_document *document = open_json(td, "flags-a/config.json");
     const td_json *a = td_json_root(document);
     ck_member_text(a, "form", "gpt2");
@@ -161,7 +125,7 @@ START_TEST(test_what_is_exported_imports_to_the_same_bits)
     enter();
     for (int i = 0; i < PUBLISHED; i++) {
         const char *name = published[i].name;
-        ck_assert_sh(0, "rm -rf one two three && $GPT import --from $HF/%s --out one && $GPT export --out one --to two && "
+        ck_assert_sh(0, "rm -rf one two three && $GPT import --from $GOLDEN/%s --out one && $GPT export --out one --to two && "
                         "$GPT import --from two --out three", name);
         ck_assert_sh(0, "cmp one/checkpoints/step-0/rank-0.safetensors three/checkpoints/step-0/rank-0.safetensors");
         ck_assert_sh(0, "for k in layers heads kv-heads width hidden vocabulary context eps theta rope-factor head gelu bias dropout; do "
@@ -170,7 +134,7 @@ START_TEST(test_what_is_exported_imports_to_the_same_bits)
     }
     /* keys, shapes and bytes are those that transformers wrote */
     td_context *td = open_cpu(TD_F32);
-    ck_assert_sh(0, "rm -rf one two && $GPT import --from $HF/hf_gpt2 --out one && $GPT export --out one --to two");
+    ck_assert_sh(0, "rm -rf one two && $GPT import --from $GOLDEN/hf_gpt2 --out one && $GPT export --out one --to two");
     td_safetensors *ours = td_safetensors_open(td, "two/model.safetensors"), *theirs;
     theirs = td_safetensors_open(td, TANDEM_SOURCE "/tests/golden/hf_gpt2/model.safetensors");
     ck_assert_no_error(td);
@@ -229,7 +193,7 @@ START_TEST(test_bf16_is_exported_where_it_is_asked_for)
 {
     enter();
     td_context *td = open_cpu(TD_F32);
-    ck_assert_sh(0, "rm -rf one two && $GPT import --from $HF/hf_llama --out one && $GPT export --out one --to two --dtype bf16 && "
+    ck_assert_sh(0, "rm -rf one two && $GPT import --from $GOLDEN/hf_llama --out one && $GPT export --out one --to two --dtype bf16 && "
                     "grep -q '\"torch_dtype\":\"bfloat16\"' two/config.json");
     td_safetensors *ours = td_safetensors_open(td, "two/model.safetensors"), *theirs;
     theirs = td_safetensors_open(td, TANDEM_SOURCE "/tests/golden/hf_llama/model.safetensors");
@@ -328,13 +292,13 @@ static void write_changed(td_context *td, const char *name, const char *path, co
 /* in/ is the folder `name` with its weights changed. */
 static void make_folder(td_context *td, const char *name, const change *c)
 {
-    ck_assert_sh(0, "rm -rf in out && mkdir in && cp $HF/%s/config.json in/", name);
+    ck_assert_sh(0, "rm -rf in out && mkdir in && cp $GOLDEN/%s/config.json in/", name);
     write_changed(td, name, "in/model.safetensors", c);
 }
 
 static void check_same_as_plain(const char *name, const char *from)
 {
-    ck_assert_sh(0, "rm -rf out plain && $GPT import --from %s --out out && $GPT import --from $HF/%s --out plain", from, name);
+    ck_assert_sh(0, "rm -rf out plain && $GPT import --from %s --out out && $GPT import --from $GOLDEN/%s --out plain", from, name);
     ck_assert_sh(0, "cmp out/checkpoints/step-0/rank-0.safetensors plain/checkpoints/step-0/rank-0.safetensors");
 }
 
@@ -405,7 +369,7 @@ START_TEST(test_shards_and_their_index)
     td_context *td = open_cpu(TD_F32);
     td_safetensors *theirs = td_safetensors_open(td, TANDEM_SOURCE "/tests/golden/hf_llama/model.safetensors");
     int64_t all = td_safetensors_count(theirs);
-    ck_assert_sh(0, "rm -rf in && mkdir in && cp $HF/hf_llama/config.json in/");
+    ck_assert_sh(0, "rm -rf in && mkdir in && cp $GOLDEN/hf_llama/config.json in/");
     write_changed(td, "hf_llama", "in/model-00001-of-00002.safetensors", &(change){ .end = 5 });
     write_changed(td, "hf_llama", "in/model-00002-of-00002.safetensors", &(change){ .begin = 5 });
     FILE *index = fopen("in/model.safetensors.index.json", "w");
@@ -431,9 +395,9 @@ END_TEST
 START_TEST(test_a_tokenizer_goes_with_the_weights)
 {
     enter();
-    ck_assert_sh(0, TEXT "rm -rf run hf out && $GPT train " SMALL "--tokenizer $HF/tokenizer.json --steps 2 --out run && "
-                         "$GPT export --out run --to hf && cmp $HF/tokenizer.json hf/tokenizer.json && $GPT import --from hf --out out && "
-                         "cmp $HF/tokenizer.json out/model/tokenizer.json");
+    ck_assert_sh(0, TEXT "rm -rf run hf out && $GPT train " SMALL "--tokenizer $GOLDEN/tokenizer.json --steps 2 --out run && "
+                         "$GPT export --out run --to hf && cmp $GOLDEN/tokenizer.json hf/tokenizer.json && $GPT import --from hf --out out && "
+                         "cmp $GOLDEN/tokenizer.json out/model/tokenizer.json");
     ck_assert_sh(0, "$GPT sample --out run --prompt the --tokens 5 >a && $GPT sample --out out --prompt the --tokens 5 >b && cmp a b");
 }
 END_TEST
@@ -500,8 +464,8 @@ START_TEST(test_a_config_that_does_not_fit_is_refused_by_name)
         { "hf_llama", "$d", "in/config.json" },
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        ck_assert_sh(0, "rm -rf in out && cp -r $HF/%s in && chmod -R u+w in && sed -i '%s' in/config.json && "
-                        "! cmp -s in/config.json $HF/%s/config.json",
+        ck_assert_sh(0, "rm -rf in out && cp -r $GOLDEN/%s in && chmod -R u+w in && sed -i '%s' in/config.json && "
+                        "! cmp -s in/config.json $GOLDEN/%s/config.json",
                      bad[i].name, bad[i].sed, bad[i].name);
         int status = sh("$GPT import --from in --out out; status=$?; test ! -e out && exit $status");
         ck_assert_msg(status == 1 || (status == 2 && !strncmp(bad[i].says, "--", 2)), "%s: status %d: %s", bad[i].sed, status, err_text);
@@ -514,10 +478,10 @@ END_TEST
 START_TEST(test_rope_scaling_of_earlier_files_is_read)
 {
     enter();
-    ck_assert_sh(0, "rm -rf in out plain && cp -r $HF/hf_llama in && chmod -R u+w in && "
+    ck_assert_sh(0, "rm -rf in out plain && cp -r $GOLDEN/hf_llama in && chmod -R u+w in && "
                     "sed -i 's/rope_parameters/rope_scaling/; /rope_theta/d; s/.*\"rope_type\"/\"type\"/; "
                     "s/\"use_cache\"/\"rope_theta\": 3.4e8, &/' in/config.json && "
-                    "$GPT import --from in --out out && $GPT import --from $HF/hf_llama --out plain && "
+                    "$GPT import --from in --out out && $GPT import --from $GOLDEN/hf_llama --out plain && "
                     "sed -i 's/\"from\":[^,}]*//' out/config.json plain/config.json && cmp out/config.json plain/config.json");
 }
 END_TEST
@@ -530,15 +494,15 @@ START_TEST(test_missing_and_broken_files_are_refused)
     enter();
     ck_assert_sh(2, "rm -rf out; $GPT import --out out");
     ck_assert_str_has(err_text, "import needs --from");
-    ck_assert_sh(2, "$GPT import --from $HF/hf_gpt2");
+    ck_assert_sh(2, "$GPT import --from $GOLDEN/hf_gpt2");
     ck_assert_str_has(err_text, "import needs --out DIR");
     ck_assert_sh(1, "$GPT import --from nowhere --out out");
     ck_assert_str_has(err_text, "cannot read nowhere: No such file");
-    ck_assert_sh(1, "rm -rf in && cp -r $HF/hf_gpt2 in && rm in/model.safetensors && $GPT import --from in --out out");
+    ck_assert_sh(1, "rm -rf in && cp -r $GOLDEN/hf_gpt2 in && rm in/model.safetensors && $GPT import --from in --out out");
     ck_assert_str_has(err_text, "in has neither model.safetensors nor model.safetensors.index.json");
-    ck_assert_sh(1, "head -c 20000 $HF/hf_gpt2/model.safetensors >in/model.safetensors; $GPT import --from in --out out");
+    ck_assert_sh(1, "head -c 20000 $GOLDEN/hf_gpt2/model.safetensors >in/model.safetensors; $GPT import --from in --out out");
     ck_assert_str_has(err_text, "in/model.safetensors: ");
-    ck_assert_sh(1, "cp $HF/hf_gpt2/model.safetensors in/ && rm in/config.json && $GPT import --from in --out out");
+    ck_assert_sh(1, "cp $GOLDEN/hf_gpt2/model.safetensors in/ && rm in/config.json && $GPT import --from in --out out");
     ck_assert_str_has(err_text, "in/config.json: No such file");
     ck_assert_sh(2, "$GPT import --from in/model.safetensors --out out " SIZES);
     ck_assert_str_has(err_text, "without a config.json beside the file --vocabulary is needed");
@@ -552,16 +516,16 @@ START_TEST(test_a_run_in_out_stays_as_it_is)
 {
     enter();
     ck_assert_sh(0, TEXT "rm -rf out && $GPT train " SMALL "--steps 2 --out out && " SUMS " >before");
-    ck_assert_sh(2, "$GPT import --from $HF/hf_gpt2 --out out");
+    ck_assert_sh(2, "$GPT import --from $GOLDEN/hf_gpt2 --out out");
     ck_assert_str_has(err_text, "out holds a run, which stays as it is: choose another --out");
     ck_assert_sh(0, SUMS " >after && cmp before after");
     /* the checkpoint alone is one, too */
     ck_assert_sh(0, "find out -mindepth 1 -maxdepth 1 ! -name checkpoints -exec rm -rf {} + && " SUMS " >before");
-    ck_assert_sh(2, "$GPT import --from $HF/hf_gpt2 --out out");
+    ck_assert_sh(2, "$GPT import --from $GOLDEN/hf_gpt2 --out out");
     ck_assert_sh(0, SUMS " >after && cmp before after");
-    ck_assert_sh(0, "rm -rf out && mkdir out && echo mine >out/notes.txt && $GPT import --from $HF/hf_gpt2 --out out && "
+    ck_assert_sh(0, "rm -rf out && mkdir out && echo mine >out/notes.txt && $GPT import --from $GOLDEN/hf_gpt2 --out out && "
                     "grep -q mine out/notes.txt");
-    ck_assert_sh(1, "rm -rf out && mkdir -p out && echo file >out/checkpoints && $GPT import --from $HF/hf_gpt2 --out out");
+    ck_assert_sh(1, "rm -rf out && mkdir -p out && echo file >out/checkpoints && $GPT import --from $GOLDEN/hf_gpt2 --out out");
     ck_assert_sh(0, "test ! -e out/config.json && grep -q file out/checkpoints");
 }
 END_TEST

@@ -13,7 +13,8 @@
 
 #include "core/json.h"
 #include "run/machine.h"
-#include "tests/check.h"
+#define SHELL_FOLDER "test_plan_files"
+#include "tests/shell.h"
 
 /* ---- Time, by hand ---------------------------------------------------------------------------------------- */
 
@@ -319,39 +320,6 @@ START_TEST(test_an_accumulator_is_planned_as_if_the_step_before_had_run)
 END_TEST
 
 /* ---- The command ------------------------------------------------------------------------------------------ */
-
-static char out_text[1 << 16], err_text[1 << 14];
-
-static void read_text(const char *path, char *to, size_t room)
-{
-    FILE *from = fopen(path, "r");
-    ck_assert_ptr_nonnull(from);
-    to[fread(to, 1, room - 1, from)] = 0;
-    fclose(from);
-}
-
-static int sh(const char *format, ...) TD_PRINTF(1, 2);
-static int sh(const char *format, ...)
-{
-    char command[1024], whole[2048];
-    va_list arguments;
-    mkdir("test_plan_files", 0777);
-    va_start(arguments, format);
-    vsnprintf(command, sizeof command, format, arguments);
-    va_end(arguments);
-    snprintf(whole, sizeof whole, "cd test_plan_files && MLP='%s/mlp'; { %s; } >stdout.txt 2>stderr.txt", TANDEM_BIN, command);
-    int status = system(whole);
-    read_text("test_plan_files/stdout.txt", out_text, sizeof out_text);
-    read_text("test_plan_files/stderr.txt", err_text, sizeof err_text);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
-
-#define ck_assert_sh(expected, ...)                                                                                    \
-    do {                                                                                                               \
-        int status_ = sh(__VA_ARGS__);                                                                                 \
-        ck_assert_msg(status_ == (expected), "status %d, not %d; stderr: %.900s; stdout: %.900s", status_, (expected), \
-                      err_text, out_text);                                                                             \
-    } while (0)
 
 /* A number of what the last command printed: "estimate.step_ms". */
 static double printed(const char *path)

@@ -15,6 +15,7 @@
 #include "core/json.h"
 #include "core/ops/list.h"
 #include "tests/memory.h"
+#include "tests/shell.h"
 
 /* ---- A small network -------------------------------------------------------------------------------------- */
 
@@ -405,39 +406,6 @@ START_TEST(test_the_machine_has_a_floor)
 END_TEST
 
 /* ---- The command ------------------------------------------------------------------------------------------ */
-
-static char out_text[1 << 16], err_text[1 << 14];
-
-static void read_text(const char *path, char *to, size_t room)
-{
-    FILE *from = fopen(path, "r");
-    ck_assert_ptr_nonnull(from);
-    to[fread(to, 1, room - 1, from)] = 0;
-    fclose(from);
-}
-
-/* Runs a shell command in the folder of this test; $GPT is set. Returns its exit status. */
-static int sh(const char *format, ...) TD_PRINTF(1, 2);
-static int sh(const char *format, ...)
-{
-    char command[1024], whole[2048];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(command, sizeof command, format, arguments);
-    va_end(arguments);
-    snprintf(whole, sizeof whole, "GPT='%s/gpt'; { %s; } >stdout.txt 2>stderr.txt", TANDEM_BIN, command);
-    int status = system(whole);
-    read_text("stdout.txt", out_text, sizeof out_text);
-    read_text("stderr.txt", err_text, sizeof err_text);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
-
-#define ck_assert_sh(expected, ...)                                                                             \
-    do {                                                                                                        \
-        int status_ = sh(__VA_ARGS__);                                                                          \
-        ck_assert_msg(status_ == (expected), "status %d, not %d; stderr: %.900s; stdout: %.900s", status_,      \
-                      (expected), err_text, out_text);                                                          \
-    } while (0)
 
 static void enter(void)
 {
