@@ -6,6 +6,7 @@
 #include <stdarg.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "core/json.h"
@@ -111,11 +112,13 @@ END_TEST
 
 START_TEST(test_a_signal_ends_it_and_the_child)
 {
+    time_t begin = time(NULL);
     put_model("sleeper", "echo $$ >child.pid; exec sleep 100");
     ck_assert_sh(1, "rm -f child.pid; ./strategies --model sleeper --ranks 1,2 & P=$!; until test -s child.pid; do sleep 0.1; done; "
                     "kill -TERM $P; wait $P");
     ck_assert_str_has(err_text, "stopped by a signal after 0 of ");
     ck_assert_sh(1, "kill -0 $(cat child.pid)");
+    ck_assert_int_lt(time(NULL) - begin, 60);
 }
 END_TEST
 

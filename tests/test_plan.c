@@ -132,6 +132,7 @@ typedef struct planned {
     td_report report;
     td_planned_memory memory;
     int64_t sent[PAR_KINDS], calls[PAR_KINDS];
+    int ranks[PAR_KINDS], stride[PAR_KINDS];  /* of the last of a kind */
     int64_t waited;                           /* gathers that some call waits for */
     int64_t scalars;                          /* all-reduces of a few bytes: of the loss */
     int64_t elements, first, largest;         /* of units of parameters: all, that of the first layer, the largest */
@@ -163,6 +164,7 @@ static void count_calls(planned *p)
         if (scalar) p->scalars += calls[i].task.sent;
         else p->sent[calls[i].kind] += calls[i].task.sent;
         p->calls[calls[i].kind] += !scalar;
+        if (!scalar) p->ranks[calls[i].kind] = calls[i].ranks, p->stride[calls[i].kind] = calls[i].stride;
         ck_assert_int_lt(calls[i].waits_for, i);
         if (calls[i].waits_for < 0) continue;
         ck_assert_int_ne(calls[calls[i].waits_for].kind, PAR_COMPUTES);
@@ -267,6 +269,10 @@ START_TEST(test_hsdp_is_fsdp_in_a_group_and_reduces_shards_across)
         ck_assert_int_eq(p.sent[PAR_REDUCES], 2 * 4 * p.elements / s / r * (r - 1)); /* 2 (R - 1) / R P / S r */
         ck_assert_int_eq(p.memory.parameters, 4 * p.elements / s);
         ck_assert_int_eq(p.memory.moments, 8 * p.elements / s);
+        ck_assert_int_eq(p.ranks[PAR_GATHERS], s);
+        ck_assert_int_eq(p.stride[PAR_GATHERS], 1); /* a group is consecutive ranks */
+        ck_assert_int_eq(p.ranks[PAR_REDUCES], r);
+        ck_assert_int_eq(p.stride[PAR_REDUCES], s);
         close_planned(&p);
     }
 }
@@ -391,6 +397,13 @@ START_TEST(test_an_update_is_planned_as_it_runs)
 }
 END_TEST
 
+START_TEST(test_a_gradient_that_waits_to_be_scattered_is_told_as_such)
+{
+    ck_assert_sh(0, "$MLP plan --hidden 64,64 --batch 8 --world 2 --strategy fsdp --json");
+    ck_assert_double_ge(printed("memory.gradients"), 4 * 784 * 64); /* of the first layer, whole */
+}
+END_TEST
+
 START_TEST(test_all_strategies_are_set_side_by_side)
 {
     ck_assert_sh(0, "$MLP plan --hidden 16 --world 4 --strategy all --machine h200x8");
@@ -461,5 +474,6 @@ TESTS("plan", test_a_ring_inside_a_host_takes_its_hops_and_its_bytes, test_a_rin
       test_fsdp_gathers_twice_scatters_once_and_holds_its_share, test_zero_scatters_gradients_and_gathers_parameters,
       test_hsdp_is_fsdp_in_a_group_and_reduces_shards_across, test_every_strategy_accounts_for_all_its_memory_and_bytes,
       test_an_accumulator_is_planned_as_if_the_step_before_had_run, test_a_machine_file_gives_the_time_its_numbers_say,
-      test_an_update_is_planned_as_it_runs, test_all_strategies_are_set_side_by_side,
+      test_an_update_is_planned_as_it_runs, test_a_gradient_that_waits_to_be_scattered_is_told_as_such,
+      test_all_strategies_are_set_side_by_side,
       test_where_nothing_fits_the_nearest_is_told_and_what_helps, test_mistakes_are_told_in_one_line, test_this_machine_is_measured)
