@@ -38,7 +38,8 @@ static int train(par_world *world, int rank, void *user)
         if (td_step(td)) loss_value = td_item(loss);
     }
     int64_t state = td_last_report(td).state_bytes;
-    if (rank == 0) printf("%d rank%s: loss %.4f, %lld bytes of state\n", par_world_size(world), alone ? "" : "s", loss_value, (long long)state);
+    if (rank == 0) printf("%d rank%s: loss %.4f, %lld bytes of state\n", par_world_size(world),
+                          alone ? "" : "s", loss_value, (long long)state);
     if (td_error(td) != TD_OK) fprintf(stderr, "%s\n", td_error_text(td));
     if (rank == 0) *(double *)user = loss_value;
     bool good = td_error(td) == TD_OK;

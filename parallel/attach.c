@@ -69,14 +69,16 @@ static void tell_options(par_attached *a, td_context *td, const char *strategy, 
     const char *units = o->units ? o->units : "modules", *passes = td_passes(td);
     uint64_t table = (uint64_t)a->units + 1;
     for (int i = 0; i < TD_MAX_AXES; i++) {
-        const int row[] = { a->axis[i].parameter, a->axis[i].gradient, a->axis[i].optimizer_gradient, a->axis[i].moment, a->axis[i].accumulator };
+        const par_axis *x = &a->axis[i];
+        const int row[] = { x->parameter, x->gradient, x->optimizer_gradient, x->moment, x->accumulator };
         for (size_t k = 0; k < sizeof row / sizeof *row; k++) table = 8 * table + (uint64_t)(row[k] + 1);
     }
-    snprintf(text, sizeof text, "world=%d strategy=%s table=%llx dtype=%s reduce=%s seed=%llu bucket=%lld unit=%lld whole=%lld gathered=%d prefetch=%d "
-             "passes=%s units_hash=%llx units=%s", par_world_size(a->world), strategy, (unsigned long long)table, td_dtype_name(td_compute_dtype(td)),
-             td_dtype_name(o->reduce_dtype), (unsigned long long)td_seed(td), (long long)o->bucket_bytes, (long long)o->unit_elements,
-             (long long)o->whole_elements, o->keep_gathered, o->prefetch, *passes ? passes : "all",
-             (unsigned long long)par_text_hash(units), units);
+    snprintf(text, sizeof text,
+             "world=%d strategy=%s table=%llx dtype=%s reduce=%s seed=%llu bucket=%lld unit=%lld whole=%lld gathered=%d prefetch=%d passes=%s "
+             "units_hash=%llx units=%s", par_world_size(a->world), strategy, (unsigned long long)table,
+             td_dtype_name(td_compute_dtype(td)), td_dtype_name(o->reduce_dtype), (unsigned long long)td_seed(td),
+             (long long)o->bucket_bytes, (long long)o->unit_elements, (long long)o->whole_elements, o->keep_gathered, o->prefetch,
+             *passes ? passes : "all", (unsigned long long)par_text_hash(units), units);
     *hash = par_text_hash(text);
     if (a->world->segment) par_agree_options(a->world, a->rank, text);
 }
@@ -88,11 +90,14 @@ bool par_attach(td_context *td, par_world *world, int rank, const par_options *o
     par_options o = options ? *options : (par_options){ 0 };
     par_chosen chosen;
     if (!o.strategy) o.strategy = ranks > 1 ? "ddp" : "single";
-    if (!check_rank(td, ranks, rank) || !par_strategy_read(td, o.strategy, o.own, ranks, &chosen) || !check_options(td, &o, ranks)) return false;
+    if (!check_rank(td, ranks, rank) || !check_options(td, &o, ranks)) return false;
+    if (!par_strategy_read(td, o.strategy, o.own, ranks, &chosen)) return false;
     size_t units_bytes = o.units ? strlen(o.units) + 1 : 0;
     par_attached *a = td_own(td, sizeof *a + units_bytes);
     if (!a) return false;
-    *a = (par_attached){ .td = td, .world = world, .rank = rank, .name = chosen.strategy->name, .units = chosen.strategy->units, .options = o };
+    *a = (par_attached){ .td = td, .world = world, .rank = rank, .options = o };
+    a->name = chosen.strategy->name;
+    a->units = chosen.strategy->units;
     if (units_bytes) a->options.units = memcpy(a + 1, o.units, units_bytes);
     td_parallel parallel = {
         .self = a, .mesh = mesh_of(&chosen, ranks, rank, a->axis), .unit_multiple = ranks,

@@ -79,7 +79,8 @@ td_id par_convert(td_program *p, td_id id, td_placement to, const td_node *reade
     }
     for (int a = mesh->axes; a-- > 0 && id != TD_NONE;) {
         td_placement now = p->values[id].place;
-        if (to.kind[a] == TD_REPLICATED && now.kind[a] == TD_SHARDED) id = emit(p, &par_op_all_gather, id, a, now.dim[a], TD_REPLICATED, reader);
+        if (to.kind[a] != TD_REPLICATED || now.kind[a] != TD_SHARDED) continue;
+        id = emit(p, &par_op_all_gather, id, a, now.dim[a], TD_REPLICATED, reader);
     }
     return id;
 }

@@ -30,7 +30,10 @@ const char *par_strategy_names_for_ranks(void) { return several; }
 
 /* ---- A strategy's text: a name, and for a row of several axes their sizes, the last one's first */
 
-static bool is_named(const par_strategy *s, const char *text, size_t length) { return strlen(s->name) == length && !memcmp(s->name, text, length); }
+static bool is_named(const par_strategy *s, const char *text, size_t length)
+{
+    return strlen(s->name) == length && !memcmp(s->name, text, length);
+}
 
 static const par_strategy *find(const char *text, size_t length, const par_strategy *own)
 {
@@ -77,11 +80,11 @@ static bool wrong_sizes(td_context *td, const par_strategy *s, const char *text,
 {
     int64_t product = (int64_t)size[0] * size[1];
     if (!product)
-        td_fail(td, TD_ERROR_USAGE, "strategy '%.80s' does not say how its ranks are grouped: write %s:SxR, S ranks that share one copy of the "
-                "state times R such groups, S x R = %d", text, s->name, ranks);
+        td_fail(td, TD_ERROR_USAGE, "strategy '%.80s' does not say how its ranks are grouped: write %s:SxR, S ranks that share one copy "
+                "of the state times R such groups, S x R = %d", text, s->name, ranks);
     else
-        td_fail(td, TD_ERROR_USAGE, "strategy '%.80s' is for %lld ranks (%d that share one copy of the state x %d such groups), but there %s %d",
-                text, (long long)product, size[1], size[0], ranks == 1 ? "is" : "are", ranks);
+        td_fail(td, TD_ERROR_USAGE, "strategy '%.80s' is for %lld ranks (%d that share one copy of the state x %d such groups), but there "
+                "%s %d", text, (long long)product, size[1], size[0], ranks == 1 ? "is" : "are", ranks);
     return false;
 }
 
@@ -95,10 +98,11 @@ bool par_strategy_read(td_context *td, const char *text, const par_strategy *own
     if (!s) {
         td_fail(td, TD_ERROR_USAGE, "strategy '%.80s' is not known; it can be one of %s", text, all);
     } else if (s == own && !is_sound(own)) {
-        td_fail(td, TD_ERROR_USAGE, "strategy '%s': on each axis parameters, moments and the optimizer's gradient are replicated or sharded, and "
-                "accumulators and gradients may also be partial", own->name);
+        td_fail(td, TD_ERROR_USAGE, "strategy '%s': on each axis parameters, moments and the optimizer's gradient are replicated or "
+                "sharded, and accumulators and gradients may also be partial", own->name);
     } else if (strchr(rest, '+')) {
-        td_fail(td, TD_ERROR_UNSUPPORTED, "strategy '%.80s': nothing can be added to '%s' yet; leave '%s' out", text, s->name, strchr(rest, '+'));
+        td_fail(td, TD_ERROR_UNSUPPORTED, "strategy '%.80s': nothing can be added to '%s' yet; leave '%s' out", text, s->name,
+                strchr(rest, '+'));
     } else if (axes_of(s) == 1 && sized) {
         td_fail(td, TD_ERROR_USAGE, "strategy '%.80s': '%s' has no groups; leave '%s' out", text, s->name, rest);
     } else if (axes_of(s) == 1) {

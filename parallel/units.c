@@ -117,8 +117,8 @@ static bool check_patterns(td_context *td, const char *name, const char *pattern
         for (int64_t s = 0; s < td_state_count(td) && !found; s++)
             found = td_state_trains(td_state_at(td, s)) && match(at, length, td_state_name(td_state_at(td, s)));
         if (!found) {
-            td_fail(td, TD_ERROR_USAGE, "%s: the unit pattern '%.*s' matches no parameter; the first one is called '%s'", name, (int)length, at,
-                    td_state_name(td_state_at(td, 0)));
+            td_fail(td, TD_ERROR_USAGE, "%s: the unit pattern '%.*s' matches no parameter; the first one is called '%s'", name,
+                    (int)length, at, td_state_name(td_state_at(td, 0)));
             return false;
         }
         at += length + (at[length] == ',');

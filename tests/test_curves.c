@@ -3,8 +3,8 @@
  *
  * The MLP has what strategies get wrong elsewhere: a scalar and a vector smaller than the ranks, sizes no rank divides, a frozen
  * parameter and one that no loss depends on. It trains by sgd with momentum, where a wrong norm or a gradient counted twice shows; the
- * GPT by AdamW. Losses are scaled so that norms are above the limit. Dropout is keyed by global index. By default a selection in which every strategy meets every number of ranks and each
- * of the other choices; TANDEM_TEST_ALL=1: all.
+ * GPT by AdamW. Losses are scaled so that norms are above the limit. Dropout is keyed by global index. By default a selection in which
+ * every strategy meets every number of ranks and each of the other choices; TANDEM_TEST_ALL=1: all.
  *
  * Labels: threads
  * Timeout: 600 s
@@ -43,7 +43,8 @@ typedef struct net {
     gpt gpt;
 } net;
 
-static const gpt_size size = { .layers = 2, .heads = 3, .width = 21, .context = LENGTH, .vocabulary = VOCABULARY, .has_bias = true, .dropout = 0.1 };
+static const gpt_size size = { .layers = 2, .heads = 3, .width = 21, .context = LENGTH, .vocabulary = VOCABULARY, .has_bias = true,
+                               .dropout = 0.1 };
 
 static void make_net(net *n, td_context *td, const job *j)
 {
@@ -220,9 +221,10 @@ static void assert_same_curve(const job *got, const job *want, double tolerance)
     snprintf(who, sizeof who, "%s, %s, %d ranks, accumulation %d%s, %s%s", got->gpt ? "gpt" : "mlp", got->strategy, got->ranks, got->accumulate,
              got->unrolled ? " in one step" : "", clips[got->clip], got->recompute ? ", recomputed" : "");
     for (int s = 0; s < STEPS; s++)
-        ck_assert_msg(is_near(got->losses[s], want->losses[s], tolerance), "%s: loss %d is %.17g, not %.17g", who, s, got->losses[s], want->losses[s]);
-    ck_assert_msg(is_near(got->parameters, want->parameters, 10 * tolerance), "%s: parameters sum to %.17g, not %.17g", who, got->parameters,
-                  want->parameters);
+        ck_assert_msg(is_near(got->losses[s], want->losses[s], tolerance), "%s: loss %d is %.17g, not %.17g", who, s, got->losses[s],
+                      want->losses[s]);
+    ck_assert_msg(is_near(got->parameters, want->parameters, 10 * tolerance), "%s: parameters sum to %.17g, not %.17g", who,
+                  got->parameters, want->parameters);
 }
 
 /* ---- The matrix ------------------------------------------------------------------------------------------- */
@@ -236,7 +238,10 @@ static const struct { const char *strategy; int ranks; } worlds[] = {
 enum { WORLDS = sizeof worlds / sizeof *worlds, CHOICES = 2 * 3 * 2 }; /* accumulation, clip, recompute */
 
 /* By default choice c meets a world if it is the world's turn: each of a strategy's rows takes others. */
-static bool is_chosen(td_dtype dtype, int world, int choice) { return check_all() || (choice + 5 * world) % CHOICES < (dtype == TD_F64 ? 2 : 1); }
+static bool is_chosen(td_dtype dtype, int world, int choice)
+{
+    return check_all() || (choice + 5 * world) % CHOICES < (dtype == TD_F64 ? 2 : 1);
+}
 
 static void check_matrix(td_dtype dtype, bool gpt, double tolerance)
 {
@@ -279,8 +284,9 @@ END_TEST
 
 START_TEST(test_reruns_are_bit_equal)
 {
-    static const struct { const char *strategy; int ranks; } rerun[] = { { "ddp", 3 }, { "zero1", 2 }, { "zero2", 4 }, { "zero3", 3 }, { "fsdp", 4 },
-                                                                         { "hsdp:2x2", 4 } };
+    static const struct { const char *strategy; int ranks; } rerun[] = {
+        { "ddp", 3 }, { "zero1", 2 }, { "zero2", 4 }, { "zero3", 3 }, { "fsdp", 4 }, { "hsdp:2x2", 4 },
+    };
     for (size_t i = 0; i < sizeof rerun / sizeof *rerun; i++) {
         job j = { .dtype = TD_F32, .gpt = i & 1, .strategy = rerun[i].strategy, .ranks = rerun[i].ranks, .accumulate = 3, .clip = CLIP_2 };
         job first = run(j), second = run(j);

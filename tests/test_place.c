@@ -226,9 +226,9 @@ static int take_walk(par_world *world, int rank, void *user)
     td_context *td = td_open(&(td_options){ .dtype = TD_F64, .threads = 1, .poison = true });
     int across = 2, group = w->ranks / 2, rows = WALK_ROWS / w->ranks;
     td_transport transport;
-    td_parallel parallel = { .self = w, .mesh = { .axes = 2, .name = { "across", "group" }, .size = { across, group }, .at = { rank / group, rank % group },
-                                                  .rank = rank, .world = w->ranks },
-                             .unit_multiple = 1, .place = walk_pass, .transport = &transport };
+    td_mesh mesh = { .axes = 2, .name = { "across", "group" }, .size = { across, group }, .at = { rank / group, rank % group },
+                     .rank = rank, .world = w->ranks };
+    td_parallel parallel = { .self = w, .mesh = mesh, .unit_multiple = 1, .place = walk_pass, .transport = &transport };
     bool good = par_transport_local(world, rank, td, &parallel.mesh, &transport) && td_set_parallel(td, &parallel);
     double own[WALK_ROWS * WALK_COLUMNS];
     for (int r = 0; r < rows; r++)
@@ -251,8 +251,8 @@ static int64_t walked(walk *w)
         for (int c = 0; c < WALK_COLUMNS; c++)
             if (w->got[r * WALK_COLUMNS + c] != element(r, c))
                 for (int i = 0; i < WALK; i++)
-                    ck_assert_msg(i + 1 < WALK, "(%d, %d) is %g, not %g, after walking to %d %d", r, c, w->got[r * WALK_COLUMNS + c], element(r, c),
-                                  w->at[i].kind[0] * 10 + w->at[i].dim[0], w->at[i].kind[1] * 10 + w->at[i].dim[1]);
+                    ck_assert_msg(i + 1 < WALK, "(%d, %d) is %g, not %g, after walking to %d %d", r, c, w->got[r * WALK_COLUMNS + c],
+                                  element(r, c), w->at[i].kind[0] * 10 + w->at[i].dim[0], w->at[i].kind[1] * 10 + w->at[i].dim[1]);
     return w->sent;
 }
 
@@ -363,5 +363,6 @@ START_TEST(test_a_batch_that_ranks_do_not_divide_is_refused)
 }
 END_TEST
 
-TESTS("place", test_every_operation_gives_one_ranks_result, test_any_placement_becomes_any_other, test_the_least_is_sent, test_a_stretched_dimension_is_not_cut,
+TESTS("place", test_every_operation_gives_one_ranks_result, test_any_placement_becomes_any_other, test_the_least_is_sent,
+      test_a_stretched_dimension_is_not_cut,
       test_a_replicated_part_of_the_loss_counts_once, test_a_batch_that_ranks_do_not_divide_is_refused)

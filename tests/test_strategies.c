@@ -149,7 +149,8 @@ static int train(par_world *world, int rank, void *user)
     job own = *j;
     held memory = { 0 };
     td_allocator allocator = { &memory, held_get, held_put };
-    td_context *td = td_open(&(td_options){ .dtype = j->dtype, .seed = 7, .threads = 1, .poison = true, .passes = j->passes, .allocator = &allocator });
+    td_context *td = td_open(&(td_options){ .dtype = j->dtype, .seed = 7, .threads = 1, .poison = true, .passes = j->passes,
+                                            .allocator = &allocator });
     par_attach(td, world, rank, &(par_options){ .strategy = j->strategy, .own = j->own, .units = j->units, .bucket_bytes = 4096,
                                                 .unit_elements = j->each_parameter, .whole_elements = j->each_parameter ? HIDDEN : 0,
                                                 .keep_gathered = j->keep_gathered, .reduce_dtype = j->reduce });
@@ -190,16 +191,19 @@ static void assert_same_curve(const job *got, const job *want, double tolerance,
     }
 }
 
-static const struct { const char *strategy; int ranks; } sharing[] = { { "ddp", 2 }, { "zero1", 3 }, { "zero2", 2 }, { "zero3", 3 }, { "fsdp", 2 },
-                                                                     { "hsdp:2x2", 4 } };
+static const struct { const char *strategy; int ranks; } sharing[] = {
+    { "ddp", 2 }, { "zero1", 3 }, { "zero2", 2 }, { "zero3", 3 }, { "fsdp", 2 }, { "hsdp:2x2", 4 },
+};
 enum { SHARING = sizeof sharing / sizeof *sharing };
 
 START_TEST(test_unrolled_accumulation_is_the_same)
 {
     make_data();
     for (int i = 0; i < SHARING; i++) {
-        job steps = run(sharing[i].ranks, (job){ .dtype = TD_F64, .strategy = sharing[i].strategy, .accumulate = 3, .clip = true });
-        job once = run(sharing[i].ranks, (job){ .dtype = TD_F64, .strategy = sharing[i].strategy, .accumulate = 3, .clip = true, .unrolled = true });
+        job j = { .dtype = TD_F64, .strategy = sharing[i].strategy, .accumulate = 3, .clip = true };
+        job steps = run(sharing[i].ranks, j);
+        j.unrolled = true;
+        job once = run(sharing[i].ranks, j);
         assert_same_curve(&once, &steps, 1e-12, sharing[i].ranks);
         ck_assert_int_eq(once.sent_per_update, steps.sent_per_update);
         ck_assert_int_eq(once.calls_per_update, steps.calls_per_update);
@@ -214,8 +218,10 @@ START_TEST(test_the_schedule_changes_no_result)
 {
     make_data();
     for (int i = 0; i < SHARING; i++) {
-        job with = run(sharing[i].ranks, (job){ .dtype = TD_F64, .strategy = sharing[i].strategy, .accumulate = 2, .clip = true });
-        job without = run(sharing[i].ranks, (job){ .dtype = TD_F64, .strategy = sharing[i].strategy, .accumulate = 2, .clip = true, .passes = "-schedule" });
+        job j = { .dtype = TD_F64, .strategy = sharing[i].strategy, .accumulate = 2, .clip = true };
+        job with = run(sharing[i].ranks, j);
+        j.passes = "-schedule";
+        job without = run(sharing[i].ranks, j);
         assert_same_curve(&without, &with, 0, sharing[i].ranks);
         ck_assert_int_eq(without.sent_per_update, with.sent_per_update);
     }
@@ -244,9 +250,9 @@ typedef struct traffic {
 static void assert_sent(job j, int ranks, traffic want)
 {
     job done = run(ranks, j);
-    ck_assert_msg(done.sent_per_update == want.bytes && done.calls_per_update == want.calls, "%s, %d ranks, accumulation %d: %lld bytes in %lld calls, "
-                  "expected %lld in %lld", j.strategy, ranks, j.accumulate, (long long)done.sent_per_update, (long long)done.calls_per_update,
-                  (long long)want.bytes, (long long)want.calls);
+    ck_assert_msg(done.sent_per_update == want.bytes && done.calls_per_update == want.calls,
+                  "%s, %d ranks, accumulation %d: %lld bytes in %lld calls, expected %lld in %lld", j.strategy, ranks, j.accumulate,
+                  (long long)done.sent_per_update, (long long)done.calls_per_update, (long long)want.bytes, (long long)want.calls);
 }
 
 /* Reductions of m micro-batches (or of their sum), gathers of the updated parameters. `all`: all-reduced, not scattered. */
@@ -409,8 +415,8 @@ START_TEST(test_the_planned_peak_is_what_was_allocated)
     for (int i = 0; i < SHARING; i++)
         for (int m = 1; m <= 3; m += 2) {
             job j = run(sharing[i].ranks, (job){ .dtype = TD_F32, .strategy = sharing[i].strategy, .accumulate = m, .clip = true });
-            ck_assert_msg(llabs(j.report.peak_bytes - j.allocated) * 100 <= j.allocated, "%s, accumulation %d: planned %lld, allocated %lld", j.strategy, m,
-                          (long long)j.report.peak_bytes, (long long)j.allocated);
+            ck_assert_msg(llabs(j.report.peak_bytes - j.allocated) * 100 <= j.allocated, "%s, accumulation %d: planned %lld, allocated %lld",
+                          j.strategy, m, (long long)j.report.peak_bytes, (long long)j.allocated);
         }
 }
 END_TEST
@@ -422,7 +428,8 @@ static int train_deep(par_world *world, int rank, void *user)
 {
     run_of *r = user;
     td_context *td = td_open(&(td_options){ .seed = 7, .threads = 1, .poison = true });
-    par_attach(td, world, rank, &(par_options){ .strategy = r->asked->strategy, .bucket_bytes = 4 * WIDTH * WIDTH, .keep_gathered = r->asked->keep_gathered });
+    par_attach(td, world, rank, &(par_options){ .strategy = r->asked->strategy, .bucket_bytes = 4 * WIDTH * WIDTH,
+                                                .keep_gathered = r->asked->keep_gathered });
     nn_linear layer[DEEP];
     for (int l = 0; l < DEEP; l++) {
         char name[24];
@@ -463,10 +470,11 @@ START_TEST(test_what_fsdp_gathers_is_three_units_at_most)
     for (int i = 0; i < 3; i++) {
         int64_t shard = all / (i == 2 ? 2 : 4), bytes = deep_step_bytes((job){ .strategy = strategies[i], .accumulate = 1 });
         int64_t largest = i == 1 ? 2 * unit : unit; /* an eighth of all is between one layer and two */
-        ck_assert_msg(bytes <= shard + 3 * largest + rest, "%s: %lld bytes, expected %lld + 3 x %lld + %lld at most", strategies[i], (long long)bytes,
-                      (long long)shard, (long long)largest, (long long)rest);
+        ck_assert_msg(bytes <= shard + 3 * largest + rest, "%s: %lld bytes, expected %lld + 3 x %lld + %lld at most", strategies[i],
+                      (long long)bytes, (long long)shard, (long long)largest, (long long)rest);
     }
-    ck_assert_int_gt(deep_step_bytes((job){ .strategy = "fsdp", .accumulate = 1, .keep_gathered = true }), all); /* kept, all are there when the backward begins */
+    int64_t kept = deep_step_bytes((job){ .strategy = "fsdp", .accumulate = 1, .keep_gathered = true });
+    ck_assert_int_gt(kept, all); /* they are there when the backward begins */
 }
 END_TEST
 
@@ -488,12 +496,14 @@ END_TEST
 START_TEST(test_gradients_of_micro_batches_do_not_pile_up)
 {
     int64_t unit = 4 * padded(WIDTH * WIDTH + WIDTH, 4), rest = 4 * (DEEP + 4) * DEEP_ROWS * WIDTH, all = DEEP * unit;
-    static const struct { const char *strategy; int parts; } rows[] = { { "ddp", 1 }, { "zero1", 1 }, { "zero2", 4 }, { "fsdp", 4 }, { "hsdp:2x2", 2 } };
+    static const struct { const char *strategy; int parts; } rows[] = {
+        { "ddp", 1 }, { "zero1", 1 }, { "zero2", 4 }, { "fsdp", 4 }, { "hsdp:2x2", 2 },
+    };
     for (int i = 0; i < 5; i++) {
         int64_t bytes = deep_step_bytes((job){ .strategy = rows[i].strategy, .accumulate = 3 }), parts = all / rows[i].parts;
         if (rows[i].parts < 4) parts += all / 4; /* the update's parts of it, beside */
-        ck_assert_msg(bytes <= parts + 3 * unit + rest, "%s: %lld bytes, expected %lld + 3 x %lld + %lld at most", rows[i].strategy, (long long)bytes,
-                      (long long)parts, (long long)unit, (long long)rest);
+        ck_assert_msg(bytes <= parts + 3 * unit + rest, "%s: %lld bytes, expected %lld + 3 x %lld + %lld at most", rows[i].strategy,
+                      (long long)bytes, (long long)parts, (long long)unit, (long long)rest);
     }
 }
 END_TEST
@@ -592,5 +602,6 @@ TESTS("strategies", test_unrolled_accumulation_is_the_same, test_the_schedule_ch
       test_gradients_reduced_in_bf16_are_half_the_bytes, test_bytes_sent_by_zero_3_and_fsdp, test_bytes_sent_by_hsdp,
       test_each_rank_does_only_its_part, test_bytes_of_state_are_the_formulas, test_fsdp_on_four_ranks_holds_a_third_of_ddps_state,
       test_the_planned_peak_is_what_was_allocated, test_what_fsdp_gathers_is_three_units_at_most,
-      test_zero_1_and_2_scatter_gradients_in_the_backward, test_gradients_of_micro_batches_do_not_pile_up, test_a_gradient_can_be_read_beside_its_update,
+      test_zero_1_and_2_scatter_gradients_in_the_backward, test_gradients_of_micro_batches_do_not_pile_up,
+      test_a_gradient_can_be_read_beside_its_update,
       test_a_pattern_that_matches_nothing_is_refused, test_strategies_that_cannot_be_are_refused, test_a_table_is_a_strategy)

@@ -263,7 +263,8 @@ static void max_abs_cpu(const td_kernel *k)
 {
     int64_t n = td_shape_elements(k->in[0].shape), parts = td_shape_elements(k->out[0].shape), part = parts ? (n + parts - 1) / parts : 0;
     for (int64_t p = 0; p < parts; p++) {
-        max_work w = { .k = k, .begin = p * part < n ? p * part : n, .end = (p + 1) * part < n ? (p + 1) * part : n, .largest = k->workspace };
+        int64_t begin = p * part, end = begin + part;
+        max_work w = { .k = k, .begin = begin < n ? begin : n, .end = end < n ? end : n, .largest = k->workspace };
         int64_t blocks = (w.end - w.begin + BLOCK - 1) / BLOCK;
         td_parallel_for(k->run, blocks, 4, max_blocks, &w);
         double largest = 0;
