@@ -182,6 +182,7 @@ int cell_train(bench *b, cell *c, double *losses, int room)
     begin(b, c, "train", "--ranks", &train);
     add_number(&train, "--steps", b->steps);
     add_number(&train, "--log-every", 1);
+    add_number(&train, "--eval-batches", 1); /* what is compared is training */
     char *out = train.text[train.texts++];
     snprintf(out, sizeof train.text[0], "%s/check-%s-%d", b->out, c->strategy, c->ranks);
     for (char *at = strrchr(out, '/'); *at; at++)
