@@ -420,6 +420,14 @@ START_TEST(test_all_strategies_are_set_side_by_side)
 }
 END_TEST
 
+START_TEST(test_a_world_of_thousands_is_planned)
+{
+    ck_assert_sh(0, "%s/gpt plan --size 124m --strategy all --world 8192 --machine h200x8 --json", TANDEM_BIN);
+    ck_assert_str_has(out_text, "\"batch\":8192");
+    ck_assert_msg(!strstr(out_text, "\"error\""), "%.2000s", out_text);
+}
+END_TEST
+
 START_TEST(test_where_nothing_fits_the_nearest_is_told_and_what_helps)
 {
     write_machine("tiny.json", "{" FLOPS MEMORY("1000") RANKS("4") FAST_LINKS "}");
@@ -475,5 +483,5 @@ TESTS("plan", test_a_ring_inside_a_host_takes_its_hops_and_its_bytes, test_a_rin
       test_hsdp_is_fsdp_in_a_group_and_reduces_shards_across, test_every_strategy_accounts_for_all_its_memory_and_bytes,
       test_an_accumulator_is_planned_as_if_the_step_before_had_run, test_a_machine_file_gives_the_time_its_numbers_say,
       test_an_update_is_planned_as_it_runs, test_a_gradient_that_waits_to_be_scattered_is_told_as_such,
-      test_all_strategies_are_set_side_by_side,
+      test_all_strategies_are_set_side_by_side, test_a_world_of_thousands_is_planned,
       test_where_nothing_fits_the_nearest_is_told_and_what_helps, test_mistakes_are_told_in_one_line, test_this_machine_is_measured)

@@ -89,5 +89,6 @@ data_set *gpt_random(run_loop *run)
         { .name = "x", .dtype = TD_I32, .shape = TD_SHAPE(size.context), .classes = vocabulary },
         { .name = "y", .dtype = TD_I32, .shape = TD_SHAPE(size.context), .classes = vocabulary },
     };
-    return data_random(run_context(run), columns, 2, RANDOM_SAMPLES, td_seed(run_context(run)));
+    int64_t batch = run_flag_whole(run, "batch"), samples = batch > RANDOM_SAMPLES ? batch : RANDOM_SAMPLES;
+    return data_random(run_context(run), columns, 2, samples, td_seed(run_context(run)));
 }
