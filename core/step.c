@@ -327,6 +327,7 @@ bool td_step(td_context *td)
 bool td_plan(td_context *td)
 {
     bool is_new;
+    if (td->error != TD_OK) return false; /* a context that has failed to open cannot be written to */
     td->planned = NULL;
     if (!td->recording.node_count) td_fail(td, TD_ERROR_USAGE, "td_plan: nothing is recorded");
     if (td->error != TD_OK) return false;
