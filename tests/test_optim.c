@@ -220,6 +220,42 @@ START_TEST(test_clipping_scales_by_the_norm_over_all_parameters)
 }
 END_TEST
 
+START_TEST(test_clipping_by_the_inf_norm_scales_by_the_largest_magnitude)
+{
+    const td_dtype dtypes[] = { TD_F64, TD_F32 };
+    for (int d = 0; d < 2; d++) {
+        bowl b = bowl_open(dtypes[d]);
+        opt_optimizer *opt = opt_sgd(b.root, &(opt_sgd_options){ .max_norm = 2, .clip_inf = true });
+        double largest = 0, expected[ALL];
+        for (int i = 0; i < ALL; i++) largest = fmax(largest, fabs(slope(i, 1)));
+        for (int i = 0; i < ALL; i++) expected[i] = 1 - 0.5 * (2 / (largest + 1e-6)) * slope(i, 1);
+        bowl_step(&b, opt, 0.5);
+        ck_assert_near(&(double){ td_item(opt_gradient_norm(opt)) }, &largest, 1, d ? 1e-6 : 1e-15);
+        bowl_expect(&b, expected, d ? 1e-6 : 1e-15);
+        bowl_close(&b, opt);
+    }
+}
+END_TEST
+
+/* Of a gradient that is x; the NaN neither first nor last, so that whatever is compared with it is seen. */
+START_TEST(test_the_inf_norm_of_a_nan_is_one)
+{
+    static const double rows[][4] = { { 1, -5, 2, 0 }, { 1, NAN, 7, 0 }, { -INFINITY, 1, 2, 3 }, { 3, NAN, INFINITY, 1 }, { 0, 0, 0, 0 } };
+    static const double largest[] = { 5, NAN, INFINITY, NAN, 0 };
+    for (int i = 0; i < 5; i++) {
+        td_context *td = open_cpu(TD_F64);
+        td_state w = td_parameter(td_root(td), "w", TD_SHAPE(4), td_init_constant(1));
+        td_backward(td_sum(td_mul(td_use(w), td_input(td, "x", TD_F64, TD_SHAPE(4), rows[i])), TD_ALL, TD_DROP));
+        opt_optimizer *opt = opt_sgd(td_root(td), &(opt_sgd_options){ .clip_inf = true, .track_norm = true });
+        opt_step(opt, 0.1);
+        ck_assert(td_step(td));
+        double got = td_item(opt_gradient_norm(opt));
+        ck_assert_msg(isnan(largest[i]) ? isnan(got) : got == largest[i], "row %d: %g, not %g", i, got, largest[i]);
+        td_close(td);
+    }
+}
+END_TEST
+
 START_TEST(test_a_gradient_within_the_limit_is_not_touched)
 {
     bowl clipped = bowl_open(TD_F64), free_one = bowl_open(TD_F64);
@@ -554,7 +590,8 @@ START_TEST(test_a_schedule_without_length_ends_at_once)
 END_TEST
 
 TESTS("optim", test_adam_follows_its_formula, test_adamw_follows_its_formula, test_sgd_follows_its_formula, test_adagrad_follows_its_formula, test_lion_follows_its_formula,
-      test_clipping_scales_by_the_norm_over_all_parameters, test_a_gradient_within_the_limit_is_not_touched,
+      test_clipping_scales_by_the_norm_over_all_parameters, test_clipping_by_the_inf_norm_scales_by_the_largest_magnitude,
+      test_the_inf_norm_of_a_nan_is_one, test_a_gradient_within_the_limit_is_not_touched,
       test_gradients_of_several_backwards_add_up, test_moments_and_counter_have_their_names,
       test_only_momentum_has_a_momentum_buffer, test_a_new_rate_needs_no_new_plan,
       test_only_the_module_given_is_trained, test_two_optimizers_update_their_own_parameters, test_what_no_optimizer_has_keeps_its_value, test_frozen_parameters_stay,

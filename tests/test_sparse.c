@@ -212,6 +212,7 @@ enum { ROWS = 37, WIDTH = 13, BATCH = 36, BAG = 3, OUT = 4, STEPS = 8 };
 
 typedef struct job {
     bool sparse, row_wise, sgd;
+    bool inf;                                 /* max_norm is of the inf-norm */
     td_dtype dtype;
     int lookups;                              /* of the table in a forward: 1 or 2 */
     int micros;                               /* micro-batches of a step, unrolled */
@@ -261,9 +262,9 @@ static void fill_rows(own_rows *to, td_dtype dtype, int step, int first, int cou
 
 static opt_optimizer *optimizer_of(td_module root, const job *j)
 {
-    if (j->sgd) return opt_sgd(root, &(opt_sgd_options){ .max_norm = j->max_norm, .track_norm = true });
+    if (j->sgd) return opt_sgd(root, &(opt_sgd_options){ .max_norm = j->max_norm, .clip_inf = j->inf, .track_norm = true });
     return opt_adagrad(root, &(opt_adagrad_options){ .row_wise = j->row_wise, .rate_decay = j->rate_decay, .max_norm = j->max_norm,
-                                                     .track_norm = true });
+                                                     .clip_inf = j->inf, .track_norm = true });
 }
 
 static bool read_doubles(td_state s, double *to)
@@ -374,8 +375,8 @@ END_TEST
 START_TEST(test_ranks_equal_one_dense_rank)
 {
     static const char *const strategies[] = { "ddp", "zero1", "zero2", "zero3", "fsdp" };
-    for (int row_wise = 0; row_wise < 2; row_wise++) {
-        job j = { .dtype = TD_F64, .lookups = 2, .micros = 2, .max_norm = 0.3, .row_wise = row_wise };
+    for (int kind = 0; kind < 3; kind++) {
+        job j = { .dtype = TD_F64, .lookups = 2, .micros = 2, .max_norm = kind == 2 ? 0.05 : 0.3, .row_wise = kind == 1, .inf = kind == 2 };
         job dense = run(1, j);
         j.sparse = true;
         for (int ranks = 1; ranks <= 3; ranks++)
