@@ -265,20 +265,29 @@ START_TEST(test_mlp_f32) { check_matrix(TD_F32, false, 1e-5); } END_TEST
 START_TEST(test_gpt_f32) { check_matrix(TD_F32, true, 1e-5); } END_TEST
 
 /* One micro-batch and no clipping keep the order of sums, so that even f32 has the same bits. hsdp sums in the group first. */
-START_TEST(test_strategies_are_bit_equal_where_sums_keep_their_order)
+static void check_bits(td_dtype dtype)
 {
     for (int gpt = 0; gpt < 2; gpt++) {
         job ddp[5];
         for (int ranks = 2; ranks <= 4; ranks++)
-            ddp[ranks] = run((job){ .dtype = TD_F32, .gpt = gpt, .ranks = ranks, .accumulate = 1, .strategy = "ddp" });
+            ddp[ranks] = run((job){ .dtype = dtype, .gpt = gpt, .ranks = ranks, .accumulate = 1, .strategy = "ddp" });
         for (int w = 0; w < WORLDS; w++) {
             if (!strcmp(worlds[w].strategy, "hsdp:2x2") || !strcmp(worlds[w].strategy, "ddp")) continue;
             if (!check_all() && worlds[w].ranks != 3 && w % 3) continue;
-            job j = { .dtype = TD_F32, .gpt = gpt, .ranks = worlds[w].ranks, .accumulate = 1, .strategy = worlds[w].strategy };
+            job j = { .dtype = dtype, .gpt = gpt, .ranks = worlds[w].ranks, .accumulate = 1, .strategy = worlds[w].strategy };
             job done = run(j);
             assert_same_curve(&done, &ddp[j.ranks], 0);
         }
     }
+}
+
+START_TEST(test_strategies_are_bit_equal_where_sums_keep_their_order) { check_bits(TD_F32); } END_TEST
+
+/* What is gathered and reduced is f32, so that bf16 computes on the same. */
+START_TEST(test_strategies_are_bit_equal_in_bf16)
+{
+    if (!has_bf16_products()) SKIP("this processor has no bf16 matrix products");
+    check_bits(TD_BF16);
 }
 END_TEST
 
@@ -296,4 +305,4 @@ START_TEST(test_reruns_are_bit_equal)
 END_TEST
 
 TESTS("curves", test_mlp_f64, test_gpt_f64, test_mlp_f32, test_gpt_f32, test_strategies_are_bit_equal_where_sums_keep_their_order,
-      test_reruns_are_bit_equal)
+      test_strategies_are_bit_equal_in_bf16, test_reruns_are_bit_equal)
