@@ -15,4 +15,8 @@ int64_t td_few_rows_workspace(const td_onednn_product *p); /* bytes */
 /* in[0] (m, k) times in[1] (n, k) transposed, plus in[2] (n) if there is one, to out[0] (m, n). */
 void td_few_rows(const td_kernel *k, const td_onednn_product *p);
 
+/* y[j] (columns) = x (k) times row j of w, which is f32 or bf16. */
+typedef void td_few_rows_kernel(td_dtype dtype, const float *x, const char *w, int64_t k, int64_t columns, float *y);
+td_few_rows_kernel td_few_rows_avx512;
+
 #endif
