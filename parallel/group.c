@@ -1,0 +1,178 @@
+/* Groups of ranks, as every transport that sends has them: who meets, what a call is, and sums in rank order.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "parallel/group.h"
+
+enum {
+    BLOCK = 512, /* elements summed at once: the sums stay in L1 */
+    WORLD_SLOT = TD_MAX_AXES,
+};
+
+par_area *par_group_area(const par_group *g, int member)
+{
+    return &g->me->world->segment->area[g->first + member * g->stride];
+}
+
+uint32_t par_group_meetings(const par_group *g)
+{
+    return atomic_load_explicit(&par_group_area(g, g->at)->arrived[g->slot].value, memory_order_relaxed);
+}
+
+static void meeting_text(const par_meeting *m, char *to, size_t room)
+{
+    int n = snprintf(to, room, "%s of %lld %s", par_collective_name(m->kind), (long long)m->count,
+                     td_dtype_name(m->dtype));
+    if (m->kind == PAR_BARRIER) n = snprintf(to, room, "barrier");
+    if (m->kind == PAR_BROADCAST) n += snprintf(to + n, room - (size_t)n, " from %d", m->root);
+    snprintf(to + n, room - (size_t)n, " (call %lld of step %lld)", (long long)m->call, (long long)m->step);
+}
+
+bool par_group_same(const par_group *g, int member)
+{
+    unsigned half = (par_group_meetings(g) - 1) & 1;
+    const par_meeting *ours = &g->meeting, *theirs = &par_group_area(g, member)->meeting[g->slot][half];
+    if (ours->kind == theirs->kind && ours->count == theirs->count && ours->dtype == theirs->dtype &&
+        ours->root == theirs->root)
+        return true;
+    char a[PAR_PLACE_BYTES + 64], b[PAR_PLACE_BYTES + 64];
+    int rank = g->me->rank, other = g->first + member * g->stride;
+    meeting_text(rank < other ? ours : theirs, a, sizeof a);
+    meeting_text(rank < other ? theirs : ours, b, sizeof b);
+    par_break(g->me->world, rank, "ranks disagree: rank %d calls %s but rank %d calls %s", rank < other ? rank : other,
+              a, rank < other ? other : rank, b);
+    return par_stopped(g->me);
+}
+
+/* ---- Calls ----------------------------------------------------------------------------------------------- */
+
+static bool find_group(par_local *me, int axis, par_group *g)
+{
+    const td_mesh *mesh = &me->mesh;
+    if (axis < 0 || axis >= mesh->axes) {
+        td_fail(me->td, TD_ERROR_PARALLEL, "there is no mesh axis %d: the mesh has %d", axis, mesh->axes);
+        return false;
+    }
+    int stride = 1;
+    for (int a = mesh->axes - 1; a > axis; a--) stride *= mesh->size[a];
+    *g = (par_group){ .me = me, .slot = axis, .size = mesh->size[axis], .at = mesh->at[axis], .stride = stride };
+    g->first = me->rank - g->at * stride;
+    return true;
+}
+
+/* Where one axis is the whole world, barriers meet there too: one that pairs with another call is noticed at once. */
+bool par_group_begin(void *self, int axis, par_meeting meeting, par_group *g)
+{
+    par_local *me = self;
+    if (meeting.kind == PAR_BARRIER && me->mesh.axes > 1)
+        *g = (par_group){ .me = me, .slot = WORLD_SLOT, .size = me->world->ranks, .at = me->rank, .stride = 1 };
+    else if (!find_group(me, axis, g)) return false;
+    par_area *area = par_group_area(g, g->at);
+    atomic_fetch_add(&area->calls, 1);
+    meeting.call = atomic_fetch_add(&area->call, 1) + 1;
+    meeting.step = atomic_load(&area->step) - 1;
+    g->meeting = meeting;
+    atomic_store(&area->collective, meeting.kind);
+    if (par_broken(me->world)) return par_stopped(me);
+    if (meeting.count >= 0) return true;
+    par_break(me->world, me->rank, "rank %d: %s of %lld elements", me->rank, par_collective_name(meeting.kind),
+              (long long)meeting.count);
+    return par_stopped(me);
+}
+
+bool par_group_finish(const par_group *g)
+{
+    par_area *area = par_group_area(g, g->at);
+    atomic_fetch_add(&area->sent, par_bytes_sent((par_collective)g->meeting.kind, g->size, g->meeting.count,
+                                                 (td_dtype)g->meeting.dtype));
+    atomic_store(&area->collective, PAR_NO_COLLECTIVE);
+    return true;
+}
+
+/* ---- Sums in rank order ---------------------------------------------------------------------------------- */
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+static float widen(uint16_t x)
+{
+    uint32_t bits = (uint32_t)x << 16;
+    float wide;
+    memcpy(&wide, &bits, sizeof wide);
+    return wide;
+}
+
+/* To nearest, ties to even; a NaN stays one. */
+static uint16_t narrow(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    if ((bits & 0x7fffffff) > 0x7f800000) return (uint16_t)(bits >> 16 | 0x40);
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+#define SUM_BLOCK(T, ACC, WIDEN, NARROW)                                                                               \
+    for (int64_t begin = 0; begin < count; begin += BLOCK) {                                                           \
+        int64_t n = least(count - begin, BLOCK);                                                                       \
+        ACC sum[BLOCK];                                                                                                \
+        const T *x = (const T *)from[0] + begin;                                                                       \
+        for (int64_t i = 0; i < n; i++) sum[i] = WIDEN(x[i]);                                                          \
+        for (int m = 1; m < members; m++) {                                                                            \
+            x = (const T *)from[m] + begin;                                                                            \
+            for (int64_t i = 0; i < n; i++) sum[i] += WIDEN(x[i]);                                                     \
+        }                                                                                                              \
+        T *y = (T *)out + begin;                                                                                       \
+        for (int64_t i = 0; i < n; i++) y[i] = NARROW(sum[i]);                                                         \
+    }
+
+void par_sum(const void *const *from, int members, void *out, int64_t count, td_dtype dtype)
+{
+    switch (dtype) {
+    case TD_F32: SUM_BLOCK(float, float, , ) break;
+    case TD_F64: SUM_BLOCK(double, double, , ) break;
+    case TD_BF16: SUM_BLOCK(uint16_t, float, widen, narrow) break;
+    case TD_I32: SUM_BLOCK(uint32_t, uint32_t, , ) break;
+    case TD_I64: SUM_BLOCK(uint64_t, uint64_t, , ) break;
+    default: break; /* par_group_sums has refused */
+    }
+}
+
+bool par_group_sums(const par_group *g)
+{
+    td_dtype dtype = (td_dtype)g->meeting.dtype;
+    if (dtype == TD_F32 || dtype == TD_F64 || dtype == TD_BF16 || dtype == TD_I32 || dtype == TD_I64) return true;
+    par_break(g->me->world, g->me->rank, "rank %d: %s cannot sum %s; it sums f32, f64, bf16, i32 and i64", g->me->rank,
+              par_collective_name((par_collective)g->meeting.kind), td_dtype_name(dtype));
+    return par_stopped(g->me);
+}
+
+/* ---- Meshes ---------------------------------------------------------------------------------------------- */
+
+static bool mesh_fits(const td_mesh *mesh, int ranks, int rank)
+{
+    if (mesh->axes < 1 || mesh->axes > TD_MAX_AXES) return false;
+    int size = 1, index = 0;
+    for (int a = 0; a < mesh->axes; a++) {
+        if (mesh->at[a] < 0 || mesh->at[a] >= mesh->size[a]) return false;
+        size *= mesh->size[a];
+        index = index * mesh->size[a] + mesh->at[a];
+    }
+    return size == ranks && index == rank;
+}
+
+bool par_group_mesh(par_world *world, int rank, td_context *td, const td_mesh *mesh)
+{
+    par_local *me = par_local_at(world, rank);
+    td_mesh line = {
+        .axes = 1, .name = { "ranks" }, .size = { world->ranks }, .at = { rank }, .rank = rank, .world = world->ranks
+    };
+    if (!mesh || mesh->axes == 0) mesh = &line;
+    if (!me || !world->segment || !mesh_fits(mesh, world->ranks, rank)) {
+        td_fail(td, TD_ERROR_PARALLEL, "rank %d with this mesh has no place in a world of %d ranks", rank,
+                world->ranks);
+        return false;
+    }
+    me->td = td;
+    me->mesh = *mesh;
+    return true;
+}

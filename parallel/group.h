@@ -1,0 +1,36 @@
+/* Inside parallel/: the ranks that take part in a collective, for transports that send. Failures go to the rank's context
+ * and stop its world.
+ */
+#ifndef TANDEM_PARALLEL_GROUP_H
+#define TANDEM_PARALLEL_GROUP_H
+
+#include "parallel/world.h"
+
+/* The ranks of one mesh axis that share this rank's coordinates on all others, or the whole world. */
+typedef struct par_group {
+    par_local *me;
+    int slot;
+    int size, at;      /* ranks in it, which of them this is */
+    int first, stride; /* member i is rank first + i * stride */
+    par_meeting meeting;
+} par_group;
+
+par_area *par_group_area(const par_group *g, int member);
+uint32_t par_group_meetings(const par_group *g); /* that this rank has come to */
+
+/* Finds the group and says where this rank is now. `self` is a par_local. */
+bool par_group_begin(void *self, int axis, par_meeting meeting, par_group *g);
+/* Counts what was sent. Where a call failed stays written, for the launcher to tell. Returns true. */
+bool par_group_finish(const par_group *g);
+/* Whether the member has come to the same as this rank: a pair of different calls would hang or mix up data. */
+bool par_group_same(const par_group *g, int member);
+/* Whether the dtype of the meeting can be summed. */
+bool par_group_sums(const par_group *g);
+/* Whether a mesh (NULL or without axes: a line of all ranks) has the rank where it is; if so it is the rank's from now on. */
+bool par_group_mesh(par_world *world, int rank, td_context *td, const td_mesh *mesh);
+
+/* out[i] = from[0][i] + from[1][i] + ..., in this order; bf16 in f32, rounded to nearest even at the end; integers wrap
+ * around. `out` may be one of them. */
+void par_sum(const void *const *from, int members, void *out, int64_t count, td_dtype dtype);
+
+#endif
