@@ -14,7 +14,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "parallel/world.h"
+#include "parallel/mpi.h"
 
 enum { PATH_SHOWN = 40 };
 
@@ -204,25 +204,30 @@ static void difference_text(const heard *a, const heard *b, char *to, size_t roo
                  a->rank, b->rank, (unsigned long long)a->fingerprint, (unsigned long long)b->fingerprint);
 }
 
-static bool disagree(par_local *me, int other, uint32_t index)
+static void disagree(par_local *me, int other, uint32_t index)
 {
     heard mine = listen(me, me->rank, index), theirs = listen(me, other, index);
     const heard *a = me->rank < other ? &mine : &theirs, *b = me->rank < other ? &theirs : &mine;
     char text[PAR_MESSAGE_BYTES];
     difference_text(a, b, text, sizeof text);
     par_break(me->world, me->rank, "ranks disagree at step %lld: %s", (long long)mine.step, text);
-    return par_stopped(me);
 }
 
 /* ---- Posting and comparing ------------------------------------------------------------------------------- */
 
+static bool same_post(const par_local *me, int other, uint32_t index)
+{
+    const par_area *mine = &me->world->segment->area[me->rank], *theirs = &me->world->segment->area[other];
+    const par_post *x = &mine->post[index % PAR_POSTS], *y = &theirs->post[index % PAR_POSTS];
+    return x->step == y->step && x->fingerprint == y->fingerprint;
+}
+
 /* Compares this post where the other has made it too; if not, the other will compare when it does. */
 static bool compare(par_local *me, int other, uint32_t index)
 {
-    const par_area *mine = &me->world->segment->area[me->rank], *theirs = &me->world->segment->area[other];
-    if (!par_reached(&theirs->posted, index + 1)) return true;
-    const par_post *x = &mine->post[index % PAR_POSTS], *y = &theirs->post[index % PAR_POSTS];
-    return (x->step == y->step && x->fingerprint == y->fingerprint) || disagree(me, other, index);
+    if (!par_reached(&me->world->segment->area[other].posted, index + 1) || same_post(me, other, index)) return true;
+    disagree(me, other, index);
+    return par_stopped(me);
 }
 
 /* Waits until all others have agreed on the first `steps` steps. */
@@ -239,9 +244,13 @@ static bool post(par_local *me, uint32_t index, int64_t step, const td_program *
     int entry = find_entry(area, fingerprint);
     bool is_first_lap = index < PAR_POSTS;
     if (entry < 0 ? !await_others(me, index) : !is_first_lap && !await_others(me, index - PAR_POSTS + 1)) return false;
-    if (entry < 0) entry = write_recording(me, recording, fingerprint);
+    if (entry < 0) {
+        entry = write_recording(me, recording, fingerprint);
+        if (me->world->mpi) par_mpi_tell_recording(me->world, entry);
+    }
     area->post[index % PAR_POSTS] = (par_post){ .step = step, .fingerprint = fingerprint, .entry = entry };
     par_advance(&area->posted);
+    if (me->world->mpi) par_mpi_tell_post(me->world, index);
     return true;
 }
 
@@ -258,6 +267,7 @@ bool par_agree(par_world *world, int rank, td_context *td, int64_t step, const t
     me->td = td;
     atomic_store(&area->step, step + 1);
     atomic_store(&area->call, 0);
+    if (world->mpi) par_mpi_listen(world);
     if (par_broken(world)) return par_stopped(me);
     if (world->ranks == 1) return true;
     uint64_t name = mix(fingerprint + me->options_hash);
@@ -269,5 +279,12 @@ bool par_agree(par_world *world, int rank, td_context *td, int64_t step, const t
         if (!compare(me, r, index)) return false;
     }
     par_advance(&area->compared);
+    if (world->mpi) par_mpi_tell_compared(world);
     return true;
+}
+
+void par_agree_heard(par_world *world, int other, uint32_t index)
+{
+    par_local *me = par_local_at(world, world->first);
+    if (!same_post(me, other, index)) disagree(me, other, index);
 }

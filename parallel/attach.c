@@ -104,7 +104,9 @@ bool par_attach(td_context *td, par_world *world, int rank, const par_options *o
         .choose_units = par_choose_units, .place = par_place_pass, .schedule = par_schedule_pass, .failed = failed,
     };
     bool runs = world->segment != NULL;
-    if (runs ? !par_transport_local(world, rank, td, &parallel.mesh, &a->transport) : !par_transport_none(world, rank, td, &a->transport))
+    if (!(world->mpi ? par_transport_mpi(world, rank, td, &parallel.mesh, &a->transport)
+          : runs     ? par_transport_local(world, rank, td, &parallel.mesh, &a->transport)
+                     : par_transport_none(world, rank, td, &a->transport)))
         return false;
     if (runs && ranks > 1) parallel.agree = agree;
     parallel.transport = &a->transport;

@@ -85,6 +85,21 @@ TD_API par_world *par_world_none(int ranks, int rank);
 TD_API void par_world_close(par_world *world); /* NULL is allowed */
 TD_API int par_world_size(const par_world *world);
 
+/* Whether mpirun or srun has started this process as one of several, which can join their world; and as which. false with
+ * a message: RANK and WORLD_SIZE are set, but not so that a world could be joined. false and "": it was not. */
+TD_API bool par_scheduled(int *rank, int *ranks, char *message, size_t room);
+/* Joins that world: on several hosts, through Open MPI, which is loaded now. At most once in a process. NULL and a message:
+ * the library is missing, not all ranks came in time, it is out of memory. Ranks print their own errors: see
+ * par_tells_error. par_world_close waits until all ranks have ended, unless the world was stopped. */
+TD_API par_world *par_world_scheduled(const par_world_options *options, int *rank, char *message, size_t room);
+/* After par_fail_world: whether this rank is the one that prints the world's error, of several that have the same. Always
+ * true where there is no such world. */
+TD_API bool par_tells_error(par_world *world, int rank);
+/* How many ranks run on the rank's host (and may use the same cores); *index: which of them it is. */
+TD_API int par_neighbours(const par_world *world, int rank, bool same_cores, int *index);
+/* "4 ranks on 2 hosts (a, b), transport mpi". */
+TD_API void par_world_text(const par_world *world, char *text, size_t room);
+
 /* Stops the world: every rank fails with "rank R: <text>". The first text is kept. */
 TD_API void par_fail_world(par_world *world, int rank, const char *text);
 /* What the world was stopped with; "": it was not. */

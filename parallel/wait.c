@@ -14,7 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "parallel/world.h"
+#include "parallel/mpi.h"
 
 static const double SLICE_S = 0.05;      /* how soon a sleeping rank sees that the world was stopped */
 static const double LONGEST_SLICE_S = 1; /* more has passed: this process itself was stopped, which must not count */
@@ -77,7 +77,8 @@ void par_break(par_world *world, int who, const char *format, ...)
     vsnprintf(message_of(s, who), PAR_MESSAGE_BYTES, format, args);
     va_end(args);
     int32_t nobody = 0;
-    atomic_compare_exchange_strong(&s->broken, &nobody, who + 1);
+    bool first = atomic_compare_exchange_strong(&s->broken, &nobody, who + 1);
+    if (world->mpi && first) par_mpi_tell_broken(world);
     for (int r = 0; r < s->ranks; r++) wake_waiters(&s->area[r]);
 }
 
@@ -141,7 +142,7 @@ static bool still_waits(const par_segment *s, int rank, int *next)
 }
 
 /* The deadline has passed: the rank waited for may itself wait, on another axis; follow to the one that does not. */
-static bool is_late(par_local *me, int other)
+bool par_late(par_local *me, int other)
 {
     par_segment *s = me->world->segment;
     int waiter = me->rank, late = other;
@@ -169,12 +170,28 @@ bool par_excused(const par_segment *s, double excused)
 void par_busy(par_world *world, int rank, bool busy)
 {
     if (world->segment) atomic_fetch_add(&world->segment->area[rank].busy, busy ? 1 : -1);
+    if (world->mpi && !par_broken(world)) par_mpi_tell_busy(world, busy);
+}
+
+void par_patient(const par_segment *s, par_patience *p)
+{
+    double now = par_seconds(), slice = now - p->before;
+    if (slice > LONGEST_SLICE_S) slice = LONGEST_SLICE_S;
+    *(par_excused(s, p->excused) ? &p->excused : &p->waited) += slice;
+    p->before = now;
+}
+
+static void sleep_slice(par_local *me, par_word *word, uint32_t value, double waited)
+{
+    double left = me->world->segment->timeout_s - waited;
+    if (me->world->mpi) par_mpi_wait(me->world, waited);
+    else futex_sleep(word, value, left < SLICE_S ? left : SLICE_S);
 }
 
 static bool sleep_until(par_local *me, int other, par_word *word, uint32_t target)
 {
     par_segment *s = me->world->segment;
-    double waited = 0, excused = 0, before = par_seconds();
+    par_patience patience = { .before = par_seconds() };
     for (;;) {
         bool ended = atomic_load(&s->area[other].ended); /* read before the word: what it did last still counts */
         uint32_t value = atomic_load(&word->value);
@@ -185,19 +202,15 @@ static bool sleep_until(par_local *me, int other, par_word *word, uint32_t targe
             par_break(me->world, me->rank, "rank %d ended before %s", other, par_place(&s->area[me->rank], place));
             return par_stopped(me);
         }
-        double left = s->timeout_s - waited;
-        if (left <= 0) return is_late(me, other);
-        futex_sleep(word, value, left < SLICE_S ? left : SLICE_S);
-        double now = par_seconds(), slice = now - before;
-        if (slice > LONGEST_SLICE_S) slice = LONGEST_SLICE_S;
-        *(par_excused(s, excused) ? &excused : &waited) += slice;
-        before = now;
+        if (patience.waited >= s->timeout_s) return par_late(me, other);
+        sleep_slice(me, word, value, patience.waited);
+        par_patient(s, &patience);
     }
 }
 
 bool par_wait(par_local *me, int other, par_word *word, uint32_t target)
 {
-    if (par_reached(word, target) || look(me, word, target)) return true;
+    if (par_reached(word, target) || (!me->world->mpi && look(me, word, target))) return true;
     par_area *mine = &me->world->segment->area[me->rank];
     atomic_store(&mine->waits_word, (char *)word - (char *)me->world->segment);
     atomic_store(&mine->waits_target, target);
@@ -206,5 +219,6 @@ bool par_wait(par_local *me, int other, par_word *word, uint32_t target)
     bool arrived = sleep_until(me, other, word, target);
     atomic_fetch_sub(&word->waiters, 1);
     atomic_store(&mine->waits_for, 0);
+    if (me->world->mpi) par_mpi_waited(me->world);
     return arrived;
 }

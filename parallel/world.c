@@ -14,10 +14,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "parallel/world.h"
+#include "parallel/mpi.h"
 
 static const uint64_t MAGIC = 0x74646d2d776f726c;
-static const double TIMEOUT_S = 60;
 static const int64_t STAGING_BYTES = 524288, STAGING_LEAST = 4096, PAGE = 4096;
 
 /* ---- The segment ----------------------------------------------------------------------------------------- */
@@ -71,7 +70,7 @@ bool par_segment_open(par_world *world, int ranks, const par_world_options *opti
     s->magic = MAGIC;
     s->bytes = bytes;
     s->staging_bytes = staging;
-    s->timeout_s = timeout_s > 0 ? timeout_s : TIMEOUT_S;
+    s->timeout_s = timeout_s > 0 ? timeout_s : PAR_TIMEOUT_S;
     s->ranks = ranks;
     world->ranks = ranks;
     world->segment = s;
@@ -81,7 +80,7 @@ bool par_segment_open(par_world *world, int ranks, const par_world_options *opti
 
 /* ---- Opening and closing --------------------------------------------------------------------------------- */
 
-static bool open_local(par_world *world, int first, int here)
+bool par_open_local(par_world *world, int first, int here)
 {
     world->local = calloc((size_t)here, sizeof *world->local);
     if (!world->local) return false;
@@ -98,15 +97,14 @@ par_world *par_world_threads(int ranks, const par_world_options *options)
 {
     par_world *world = calloc(1, sizeof *world);
     if (!world) return NULL;
-    if (!par_segment_open(world, ranks, options, NULL) || !open_local(world, 0, ranks)) {
+    if (!par_segment_open(world, ranks, options, NULL) || !par_open_local(world, 0, ranks)) {
         par_world_close(world);
         return NULL;
     }
     return world;
 }
 
-/* A whole number in the environment; -1: none. */
-static long environment_number(const char *name)
+long par_environment_number(const char *name)
 {
     const char *text = getenv(name);
     if (!text || !*text) return -1;
@@ -116,12 +114,12 @@ static long environment_number(const char *name)
 }
 
 /* A rank's own children inherit the environment, but their parent is not the launcher. */
-bool par_launched(void) { return getenv("TANDEM_RANK") && environment_number("TANDEM_LAUNCHER") == (long)getppid(); }
+bool par_launched(void) { return getenv("TANDEM_RANK") && par_environment_number("TANDEM_LAUNCHER") == (long)getppid(); }
 
 par_world *par_world_join(int *rank)
 {
-    long at = environment_number("TANDEM_RANK"), ranks = environment_number("TANDEM_WORLD");
-    long fd = environment_number("TANDEM_FD");
+    long at = par_environment_number("TANDEM_RANK"), ranks = par_environment_number("TANDEM_WORLD");
+    long fd = par_environment_number("TANDEM_FD");
     struct stat file;
     if (!par_launched() || at < 0 || at >= ranks || fd < 0 || fstat((int)fd, &file) != 0) return NULL;
     if (file.st_size < (off_t)sizeof(par_segment)) return NULL;
@@ -134,7 +132,7 @@ par_world *par_world_join(int *rank)
     }
     const par_segment *s = world->segment;
     world->ranks = s->ranks;
-    if (s->magic != MAGIC || s->bytes != file.st_size || s->ranks != ranks || !open_local(world, (int)at, 1)) {
+    if (s->magic != MAGIC || s->bytes != file.st_size || s->ranks != ranks || !par_open_local(world, (int)at, 1)) {
         munmap(world->segment, (size_t)file.st_size);
         free(world);
         return NULL;
@@ -150,7 +148,7 @@ par_world *par_world_none(int ranks, int rank)
     par_world *world = calloc(1, sizeof *world);
     if (!world) return NULL;
     world->ranks = ranks;
-    if (open_local(world, rank, 1)) return world;
+    if (par_open_local(world, rank, 1)) return world;
     free(world);
     return NULL;
 }
@@ -164,6 +162,7 @@ void par_segment_close(par_world *world)
 void par_world_close(par_world *world)
 {
     if (!world) return;
+    if (world->mpi) par_mpi_close(world);
     par_segment_close(world);
     free(world->local);
     free(world);

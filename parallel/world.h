@@ -23,6 +23,7 @@ enum {
     PAR_LINE_BYTES = 104,
     PAR_OPTIONS_BYTES = 512,
     PAR_MESSAGE_BYTES = 1024,
+    PAR_TIMEOUT_S = 60,           /* a collective waits so long unless told otherwise */
     PAR_LAUNCHER = PAR_MAX_RANKS, /* who stops a world when it is no rank */
 };
 
@@ -135,6 +136,7 @@ struct par_world {
     int ranks;
     int first, here;                           /* ranks [first, first + here) run in this process */
     par_segment *segment;                      /* NULL: planning only */
+    struct par_mpi *mpi;                       /* the segment is this process's own, others' areas are copies (mpi.h); NULL: shared */
     par_local *local;                          /* `here` of them; NULL: planning only, or the launcher's */
 };
 
@@ -142,6 +144,10 @@ struct par_world {
  * errno says why. */
 bool par_segment_open(par_world *world, int ranks, const par_world_options *options, int *fd);
 void par_segment_close(par_world *world);
+/* Ranks [first, first + here) run in this process. */
+bool par_open_local(par_world *world, int first, int here);
+/* A whole number in the environment; -1: none. */
+long par_environment_number(const char *name);
 par_local *par_local_at(par_world *world, int rank);
 void *par_staging(const par_world *world, int rank, int slot, unsigned parity);
 
@@ -161,6 +167,14 @@ void par_advance(par_word *word);
 /* Waits until `word` of rank `other` has come to `target`. false after the context has failed: the world was stopped,
  * the other has ended, or the deadline passed (then the world is stopped). */
 bool par_wait(par_local *me, int other, par_word *word, uint32_t target);
+/* What is left of a wait's deadline. Begins as { .before = par_seconds() }. */
+typedef struct par_patience {
+    double waited, excused, before;
+} par_patience;
+/* Counts the time since the last call, unless some rank excuses it. */
+void par_patient(const par_segment *s, par_patience *p);
+/* Stops the world for a deadline that passed while this rank waited for `other`, which may itself wait. Returns false. */
+bool par_late(par_local *me, int other);
 /* Tells others that this rank has ended well. */
 void par_end(par_world *world, int rank);
 /* "all_reduce (call 14 of step 7)", "step 7", "its first step". */
@@ -178,6 +192,8 @@ static inline bool par_reached(const par_word *word, uint32_t target)
 /* Fills `out` for the rank's collectives on the axes of `mesh` (copied; NULL: one axis of all ranks). Failures go to
  * td. The table is valid until the world closes; making it again for another context replaces it. */
 bool par_transport_local(par_world *world, int rank, td_context *td, const td_mesh *mesh, td_transport *out);
+/* The same between processes that share no memory. */
+bool par_transport_mpi(par_world *world, int rank, td_context *td, const td_mesh *mesh, td_transport *out);
 /* The table of a world in which nothing can be sent: every call fails. */
 bool par_transport_none(par_world *world, int rank, td_context *td, td_transport *out);
 
@@ -189,5 +205,7 @@ void par_agree_options(par_world *world, int rank, const char *options);
  * failed. */
 bool par_agree(par_world *world, int rank, td_context *td, int64_t step, const td_program *recording,
                uint64_t fingerprint, bool is_new_plan);
+/* Another rank's post has come after this rank's own of the same number: stops the world where they differ. */
+void par_agree_heard(par_world *world, int other, uint32_t index);
 
 #endif

@@ -334,9 +334,10 @@ static void print_error(const run_loop *run)
     char text[2048], hint[256] = "";
     if (!run->refused && td_error(run->td) == TD_ERROR_MEMORY) memory_hint(run, hint, sizeof hint);
     snprintf(text, sizeof text, "%.1700s%s", run->refused ? run->refusal : td_error_text(run->td), hint);
-    if (run->world && par_launched())
-        par_fail_world(run->world, run->rank, text); /* the launcher prints one for all ranks */
-    else fprintf(stderr, "%s: %s\n", run->name, text);
+    if (run->world && run->ranks > 1) par_fail_world(run->world, run->rank, text);
+    if (run->world && par_launched()) return; /* the launcher prints one for all ranks */
+    if (run->world && !par_tells_error(run->world, run->rank)) return;
+    fprintf(stderr, "%s: %s\n", run->name, run->scheduled && run->world ? par_world_error(run->world) : text);
 }
 
 static void release(run_loop *run)

@@ -71,6 +71,7 @@ struct run_loop {
     run_memory memory;
     par_world *world;             /* NULL: one rank */
     int rank, ranks;
+    bool scheduled;               /* this process is one of those that mpirun or srun started */
     char strategy[64];
     int64_t comm_before;          /* bytes sent when the update began */
     int64_t comm_bytes;           /* of the last update */
@@ -147,6 +148,8 @@ void run_check_effect(run_loop *run, const char *flag, const char *decider, cons
 /* ---- world.c: ranks and the context */
 /* True: the run has several ranks and this is the process that was started; it has waited for them and has ended. */
 bool run_launch(run_loop *run, char **argv);
+/* Whether this process is one of several that were started together; as which rank of how many. */
+void run_find_scheduled(run_loop *run);
 /* The world of a rank, the context, its strategy. */
 void run_enter_world(run_loop *run);
 /* CPU threads of all ranks of this machine together. */

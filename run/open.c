@@ -303,11 +303,23 @@ static void check_settings(run_loop *run)
     if (f->command & (RUN_TRAIN | RUN_PLOT) && run_flags_text(f, "plot") && !run->refused) run_compare_check(run);
 }
 
+/* The ranks are those that were started; --ranks may only say the same. */
+static void take_scheduled(run_loop *run, int ranks)
+{
+    if (!(run->flags.command & (RUN_TRAIN | RUN_EVAL | RUN_BENCH)))
+        run_fail_usage(run, "%s is for one process, but %d were started: start it without mpirun or srun", run->program, ranks);
+    else if (run_flags_source(&run->flags, "ranks") != RUN_DEFAULT && run->ranks != ranks)
+        run_fail_usage(run, "--ranks %d, but mpirun or srun started %d processes: leave --ranks out, or start as many", run->ranks, ranks);
+    run->ranks = ranks;
+}
+
 static void resolve(run_loop *run)
 {
     run_flags *f = &run->flags;
     bool planning = f->command == RUN_PLAN, alone = f->command & OWN; /* commands of a model's own, whatever ranks it was trained on */
+    int scheduled = run->scheduled ? run->ranks : 0;
     run->ranks = alone ? 1 : (int)run_flags_whole(f, planning ? "world" : "ranks");
+    if (scheduled) take_scheduled(run, scheduled);
     run->batch = run_flags_whole(f, "batch");
     run->accumulate = f->command & (RUN_TRAIN | RUN_BENCH | RUN_PLAN) ? run_flags_whole(f, "accumulate") : 1;
     run->overfits = f->command == RUN_TRAIN && run_flags_on(f, "overfit-batch");
@@ -396,8 +408,9 @@ static run_loop *open_command(unsigned command, const char *subcommand, int *arg
     if (command == RUN_TRAIN) run_signals_ignore_save();
     char **arguments = run_copy_arguments(*argc, *argv);
     if (!arguments) run_fail_usage(run, "out of memory while reading flags");
+    run_find_scheduled(run);
     bool goes_on = arguments && prepare(run, subcommand, argc, *argv, defaults, about, variant);
-    if (goes_on && !run_launch(run, arguments)) run_enter_world(run);
+    if (goes_on ? !run_launch(run, arguments) : run->scheduled && run->refused) run_enter_world(run);
     free(arguments);
     if (!run->td) run_open_nothing(run);
     if (command == RUN_TRAIN && !run_failed(run)) run_signals_catch();

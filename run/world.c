@@ -61,8 +61,10 @@ int run_threads(const run_loop *run)
 /* This rank's part of the threads of all. */
 static int thread_share(const run_loop *run)
 {
-    int all = run_threads(run), ranks = run->ranks;
-    int share = all / ranks + (run->rank < all % ranks);
+    int all = run_threads(run), ranks = run->ranks, at = run->rank;
+    bool given = run_flags_whole(&run->flags, "threads") > 0; /* for the ranks of a host together; else what cores they share */
+    if (run->scheduled && run->world) ranks = par_neighbours(run->world, run->rank, !given, &at);
+    int share = all / ranks + (at < all % ranks);
     return share < 1 ? 1 : share;
 }
 
@@ -139,9 +141,9 @@ static void launch(run_loop *run, char **argv)
 bool run_launch(run_loop *run, char **argv)
 {
     td_dtype dtype;
-    bool launches = run->flags.command != RUN_PLAN && run->ranks > 1 && !par_launched() && !missing(run, &dtype);
+    bool launches = run->flags.command != RUN_PLAN && run->ranks > 1 && !par_launched() && !run->scheduled && !missing(run, &dtype);
     if (run_plans_several(run)) return false;
-    if (launches || strcmp(run->strategy, "single")) check_strategy(run);
+    if (launches || run->scheduled || strcmp(run->strategy, "single")) check_strategy(run);
     if (!launches || run->refused) return false;
     launch(run, argv);
     return true;
@@ -163,9 +165,35 @@ static void attach(run_loop *run)
     par_attach(run->td, run->world, run->rank, &chosen);
 }
 
+void run_find_scheduled(run_loop *run)
+{
+    char message[512];
+    if (run->is_variant) return;
+    run->scheduled = par_scheduled(&run->rank, &run->ranks, message, sizeof message);
+    if (*message && run->flags.command & (RUN_TRAIN | RUN_EVAL | RUN_BENCH)) run_fail_usage(run, "%s", message);
+}
+
+/* Even a run that is refused joins: where all are, one rank says why. */
+static bool join_scheduled(run_loop *run)
+{
+    if (!run->scheduled) return true;
+    char message[1024];
+    par_world_options options = { .timeout_s = run_flags_number(&run->flags, "timeout") };
+    run->world = par_world_scheduled(&options, &run->rank, message, sizeof message);
+    if (!run->world && !run->refused) run_fail_usage(run, "%.500s", message);
+    return run->world && !run->refused;
+}
+
+static void say_world(run_loop *run)
+{
+    char text[512];
+    par_world_text(run->world, text, sizeof text);
+    run_say(run, "world: %s, strategy %s", text, run->strategy);
+}
+
 void run_enter_world(run_loop *run)
 {
-    if (run->refused) return;
+    if (!join_scheduled(run) || run->refused) return;
     if (par_launched()) {
         run->world = par_world_join(&run->rank);
         if (!run->world) {
@@ -176,6 +204,7 @@ void run_enter_world(run_loop *run)
     run_progress_open(run);
     open_context(run);
     attach(run);
+    if (run->scheduled && !run_failed(run)) say_world(run);
 }
 
 void run_open_nothing(run_loop *run)
