@@ -6,9 +6,11 @@
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -16,6 +18,7 @@
 
 static const double TELL_S = 0.25;    /* a wait so long is told: whoever is late can be named by what others have told */
 static const double SPIN_S = 0.002;   /* a wait gives way for so long, then sleeps: ranks may share a core */
+static const double LOOK_S = 0.05;    /* between looks whether the others of this host live */
 static const double SPEAK_S = 0.3;    /* how long a rank that failed listens whether another one tells the error */
 static const double LEAVE_S = 5;      /* for MPI to end once all ranks have */
 enum { SLEEP_NS = 200000 };
@@ -45,6 +48,13 @@ typedef struct sending {
     char *bytes;
 } sending;
 
+typedef struct greeting {
+    char host[PAR_HOST_BYTES];
+    uint64_t cores;          /* a hash of those it may run on */
+    uint64_t processes;      /* the namespace its process number is of */
+    int64_t process;
+} greeting;
+
 struct par_mpi {
     mpi_library lib;
     mpi_comm data, messages;
@@ -56,8 +66,8 @@ struct par_mpi {
     char *received;          /* MESSAGE_MOST */
     sending *sendings;
     bool *greeted;
-    uint64_t *cores;         /* a hash of the cores each may run on */
-    char (*host)[PAR_HOST_BYTES];
+    struct greeting *who;    /* each has told of itself */
+    double looked;           /* when this rank last looked whether others live */
 };
 
 /* ---- Calls of MPI ---------------------------------------------------------------------------------------- */
@@ -258,18 +268,10 @@ static void hear_post(par_world *world, const message *head)
     if (own > head->index && own - head->index <= PAR_POSTS) par_agree_heard(world, head->from, head->index);
 }
 
-typedef struct greeting {
-    char host[PAR_HOST_BYTES];
-    uint64_t cores;
-} greeting;
-
 static void hear_greeting(par_world *world, const message *head, const char *behind)
 {
     par_mpi *m = world->mpi;
-    greeting g;
-    memcpy(&g, behind, sizeof g);
-    memcpy(m->host[head->from], g.host, sizeof g.host);
-    m->cores[head->from] = g.cores;
+    memcpy(&m->who[head->from], behind, sizeof *m->who);
     m->greeted[head->from] = true;
 }
 
@@ -310,6 +312,32 @@ void par_mpi_listen(par_world *world)
     pthread_mutex_unlock(&m->lock);
 }
 
+static bool same_host(const par_mpi *m, int a, int b) { return !strcmp(m->who[a].host, m->who[b].host); }
+
+static bool has_died(const par_world *world, int rank)
+{
+    const par_mpi *m = world->mpi;
+    const greeting *who = &m->who[rank];
+    if (!same_host(m, rank, m->rank) || who->processes != m->who[m->rank].processes) return false;
+    return !atomic_load(&world->segment->area[rank].ended) && kill((pid_t)who->process, 0) != 0 && errno == ESRCH;
+}
+
+/* Ranks of this host that are no more are noticed at once; of others the deadline tells. */
+static void look_for_dead(par_world *world)
+{
+    par_mpi *m = world->mpi;
+    double now = par_seconds();
+    if (now - m->looked < LOOK_S) return;
+    m->looked = now;
+    for (int r = 0; r < world->ranks; r++) {
+        if (!has_died(world, r)) continue;
+        par_mpi_listen(world); /* what it told last */
+        if (par_broken(world) || !has_died(world, r)) continue;
+        char place[PAR_PLACE_BYTES];
+        par_break(world, m->rank, "rank %d has died; rank %d waited for others at %s", r, m->rank, par_place(own_area(world), place));
+    }
+}
+
 static void rest(double waited)
 {
     if (waited < SPIN_S) sched_yield();
@@ -320,6 +348,7 @@ void par_mpi_wait(par_world *world, double waited)
 {
     par_mpi *m = world->mpi;
     par_mpi_listen(world);
+    if (waited > SPIN_S) look_for_dead(world);
     if (waited > TELL_S && !m->told_wait) {
         m->told_wait = true;
         tell_wait(world, true);
@@ -396,7 +425,9 @@ static uint64_t hash_of_cores(void)
 static bool greet(par_world *world, char *message_text, size_t room)
 {
     par_mpi *m = world->mpi;
-    greeting g = { .cores = hash_of_cores() };
+    struct stat namespace;
+    greeting g = { .cores = hash_of_cores(), .process = (int64_t)getpid() };
+    if (stat("/proc/self/ns/pid", &namespace) == 0) g.processes = (uint64_t)namespace.st_ino;
     if (gethostname(g.host, sizeof g.host) != 0) snprintf(g.host, sizeof g.host, "unknown");
     g.host[sizeof g.host - 1] = 0;
     message own = { .kind = HELLO, .from = m->rank, .value = m->ranks, .bytes = sizeof g };
@@ -442,9 +473,8 @@ static bool make_room(par_world *world)
     size_t ranks = (size_t)m->ranks;
     m->received = malloc(MESSAGE_MOST);
     m->greeted = calloc(ranks, sizeof *m->greeted);
-    m->cores = calloc(ranks, sizeof *m->cores);
-    m->host = calloc(ranks, sizeof *m->host);
-    return m->received && m->greeted && m->cores && m->host;
+    m->who = calloc(ranks, sizeof *m->who);
+    return m->received && m->greeted && m->who;
 }
 
 /* The library's part of joining; what MPI may still use is not freed on failure. */
@@ -531,8 +561,7 @@ void par_mpi_close(par_world *world)
     }
     free(m->received);
     free(m->greeted);
-    free(m->cores);
-    free(m->host);
+    free(m->who);
     pthread_mutex_destroy(&m->lock);
     free(m);
 }
@@ -560,7 +589,7 @@ int par_neighbours(const par_world *world, int rank, bool same_cores, int *index
     if (!m) return world->ranks;
     for (int r = 0; r < world->ranks; r++) {
         if (r == rank) *index = count;
-        count += !strcmp(m->host[r], m->host[rank]) && (!same_cores || m->cores[r] == m->cores[rank]);
+        count += same_host(m, r, rank) && (!same_cores || m->who[r].cores == m->who[rank].cores);
     }
     return count;
 }
@@ -573,10 +602,10 @@ void par_world_text(const par_world *world, char *text, size_t room)
     char names[256] = "";
     for (int r = 0; m && r < world->ranks; r++) {
         bool first = true;
-        for (int before = 0; before < r && first; before++) first = strcmp(m->host[before], m->host[r]) != 0;
+        for (int before = 0; before < r && first; before++) first = !same_host(m, before, r);
         if (!first) continue;
         hosts++;
-        if (used < sizeof names) used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", hosts == 1 ? " (" : ", ", m->host[r]);
+        if (used < sizeof names) used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", hosts == 1 ? " (" : ", ", m->who[r].host);
     }
     snprintf(text, room, "%d ranks on %d host%s%s%s, transport %s", world->ranks, hosts, hosts == 1 ? "" : "s", names, *names ? ")" : "",
              m ? "mpi" : "local");
