@@ -34,7 +34,7 @@ bool par_group_same(const par_group *g, int member)
     unsigned half = (par_group_meetings(g) - 1) & 1;
     const par_meeting *ours = &g->meeting, *theirs = &par_group_area(g, member)->meeting[g->slot][half];
     if (ours->kind == theirs->kind && ours->count == theirs->count && ours->dtype == theirs->dtype &&
-        ours->root == theirs->root)
+        ours->root == theirs->root && ours->call == theirs->call && ours->step == theirs->step)
         return true;
     char a[PAR_PLACE_BYTES + 64], b[PAR_PLACE_BYTES + 64];
     int rank = g->me->rank, other = g->first + member * g->stride;

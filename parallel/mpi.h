@@ -8,12 +8,44 @@
 #ifndef TANDEM_PARALLEL_MPI_H
 #define TANDEM_PARALLEL_MPI_H
 
+#include <pthread.h>
+
 #include "parallel/mpi_library.h"
 #include "parallel/world.h"
 
 enum { PAR_HOST_BYTES = 64 };
 
-typedef struct par_mpi par_mpi;
+/* A message on its way. */
+typedef struct par_sending {
+    struct par_sending *next;
+    int count;
+    mpi_request *request;    /* one a rank */
+    char *bytes;
+} par_sending;
+
+typedef struct par_greeting {
+    char host[PAR_HOST_BYTES];
+    uint64_t cores;          /* a hash of those it may run on */
+    uint64_t processes;      /* what its process number is of; 0: not known */
+    int64_t process;
+} par_greeting;
+
+typedef struct par_mpi {
+    mpi_library lib;
+    mpi_comm data, messages;
+    pthread_mutex_t lock;    /* recursive: MPI is called by one thread at a time */
+    int rank, ranks;
+    bool ours;               /* this world has initialised MPI */
+    bool told_wait;
+    mpi_request receiving;
+    char *received;          /* par_mpi_message_bytes() */
+    par_sending *sendings;
+    bool *greeted;           /* those that have told who they are */
+    par_greeting *who;
+    double looked;           /* when this rank last looked whether others live */
+} par_mpi;
+
+bool par_mpi_same_host(const par_mpi *mpi, int a, int b); /* of ranks */
 
 /* Takes in what others have told. Errors stop the world. */
 void par_mpi_listen(par_world *world);
@@ -22,6 +54,13 @@ void par_mpi_wait(par_world *world, double waited);
 /* After a wait: what was told of it is over. */
 void par_mpi_waited(par_world *world);
 
+size_t par_mpi_message_bytes(void); /* the most of one message */
+void par_mpi_free_sendings(par_mpi *mpi);
+/* Posts the first receive, and tells all who this rank is. false: the world has been stopped. */
+bool par_mpi_greet(par_world *world, const par_greeting *own);
+void par_mpi_tell_ended(par_world *world);
+/* Gives way to others, and sleeps a little where a wait has lasted. */
+void par_mpi_rest(double waited);
 void par_mpi_tell_recording(par_world *world, int entry);
 void par_mpi_tell_post(par_world *world, uint32_t index);
 void par_mpi_tell_compared(par_world *world);

@@ -143,6 +143,12 @@ static inline int ranks_each_collective(const td_transport *t, int ranks, int ra
     return 0;
 }
 
+/* Of the world's kind. */
+static inline bool ranks_transport(par_world *world, int rank, td_context *td, const td_mesh *mesh, td_transport *t)
+{
+    return (world->mpi ? par_transport_mpi : par_transport_local)(world, rank, td, mesh, t);
+}
+
 /* All dtypes that are summed, at sizes from none to several times the smallest staging buffer of 4096 bytes. */
 static inline int ranks_every_collective(par_world *world, int rank)
 {
@@ -150,7 +156,7 @@ static inline int ranks_every_collective(par_world *world, int rank)
     static const int64_t counts[] = { 0, 1, 7, 300, 3001 };
     td_context *td = td_open(&(td_options){ .log = ranks_quiet, .threads = 1 });
     td_transport t;
-    EXPECT(par_transport_local(world, rank, td, NULL, &t));
+    EXPECT(ranks_transport(world, rank, td, NULL, &t));
     for (size_t d = 0; d < sizeof dtypes / sizeof *dtypes; d++)
         for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) {
             int failed = ranks_each_collective(&t, par_world_size(world), rank, dtypes[d], counts[c]);

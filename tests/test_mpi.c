@@ -1,0 +1,289 @@
+/* Ranks that mpirun starts: collectives, training, and what happens when one of them dies, stops, fails or disagrees. The
+ * program starts itself again as a rank (`rank MODE`). Without Open MPI the tests are skipped.
+ * Timeout: 240 s
+ */
+#define SHELL_FOLDER "mpi"
+#include <signal.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <unistd.h>
+
+#include "parallel/mpi_library.h"
+#include "tests/ranks.h"
+#include "tests/shell.h"
+
+/* Leaks of MPI's are none of ours; as many ranks as are asked for, whoever asks. */
+#define MPIRUN \
+    "ASAN_OPTIONS=$ASAN_OPTIONS:detect_leaks=0 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout 60 mpirun --oversubscribe "
+
+static const double DEADLINE_S = 2;
+
+/* ---- What a rank does ------------------------------------------------------------------------------------ */
+
+/* Ranks as a grid of 2 x 2: sums along each axis and barriers of all in turn, data larger than a staging buffer. */
+static int grid(par_world *world, int rank)
+{
+    enum { COUNT = 3000 };
+    static double x[COUNT];
+    td_context *td = td_open(&(td_options){ .log = ranks_quiet, .threads = 1 });
+    td_mesh mesh = { .axes = 2, .size = { 2, 2 }, .at = { rank / 2, rank % 2 }, .rank = rank, .world = 4 };
+    td_transport t;
+    EXPECT(ranks_transport(world, rank, td, &mesh, &t));
+    for (int i = 0; i < 50; i++) {
+        for (int k = 0; k < COUNT; k++) x[k] = rank + i;
+        EXPECT(t.all_reduce(t.self, i % 2, x, i < 3 ? COUNT : 1, TD_F64));
+        double sum = i % 2 == 0 ? 2 * (rank % 2) + 2 : 4 * (rank / 2) + 1; /* of ranks r and r + 2; of 2 r and 2 r + 1 */
+        EXPECT(x[0] == sum + 2 * i);
+        EXPECT(i >= 3 || x[COUNT - 1] == sum + 2 * i);
+        EXPECT(i % 7 != 0 || t.barrier(t.self));
+    }
+    td_close(td);
+    return 0;
+}
+
+/* All gives and all takes one buffer. */
+static int in_place(par_world *world, int rank)
+{
+    enum { COUNT = 1500, MOST = 4 };
+    static int64_t all[MOST * COUNT];
+    int ranks = par_world_size(world);
+    td_context *td = td_open(&(td_options){ .log = ranks_quiet, .threads = 1 });
+    td_transport t;
+    EXPECT(ranks_transport(world, rank, td, NULL, &t));
+    for (int64_t i = 0; i < COUNT; i++) all[rank * COUNT + i] = 10000 * rank + i;
+    EXPECT(t.all_gather(t.self, 0, all + rank * COUNT, all, COUNT, TD_I64));
+    for (int r = 0; r < ranks; r++)
+        for (int64_t i = 0; i < COUNT; i++) EXPECT(all[r * COUNT + i] == 10000 * r + i);
+    EXPECT(t.reduce_scatter(t.self, 0, all, all + rank * COUNT, COUNT, TD_I64));
+    for (int64_t i = 0; i < COUNT; i++) EXPECT(all[rank * COUNT + i] == ranks * (10000 * rank + i));
+    td_close(td);
+    return 0;
+}
+
+/* Begins at step 7; what it does before that is the same for all. */
+static void act_at_step_7(const char *mode, int rank)
+{
+    if (strcmp(mode, "kill") == 0 && rank == 2) raise(SIGKILL);
+    if (strcmp(mode, "stop") == 0 && rank == 1) raise(SIGSTOP);
+}
+
+static bool is(const char *mode, const char *name) { return strcmp(mode, name) == 0; }
+
+/* Twenty steps of two sums each. */
+static bool run_steps(par_world *world, int rank, const char *mode, td_context *td)
+{
+    td_transport t;
+    static ranks_program p;
+    bool ok = ranks_transport(world, rank, td, NULL, &t);
+    par_agree_options(world, rank, rank == 1 && is(mode, "option") ? "strategy=fsdp" : "strategy=ddp");
+    for (int64_t step = 0; step < 20 && ok; step++) {
+        bool odd = step == 7 && rank == 1;
+        ranks_record(&p, 20);
+        if (step == 7) act_at_step_7(mode, rank);
+        if (odd && is(mode, "end")) return true;
+        if (odd && is(mode, "operation")) ranks_differ(&p, 12);
+        ok = par_agree(world, rank, td, step, &p.program, ranks_fingerprint(&p, 0), step == 0);
+        double x[2] = { rank, rank };
+        if (ok && !(odd && is(mode, "skip"))) ok = t.all_reduce(t.self, 0, x, odd && is(mode, "size") ? 2 : 1, TD_F64);
+        ok = ok && t.all_reduce(t.self, 0, x, 1, TD_F64);
+        if (ok && odd && is(mode, "fail")) {
+            td_fail(td, TD_ERROR_DATA, "/x/y: no such file");
+            return false;
+        }
+    }
+    return ok;
+}
+
+static int rank_main(const char *mode)
+{
+    char message[512];
+    int rank;
+    par_world_options options = { .timeout_s = DEADLINE_S, .staging_bytes = 4096 };
+    par_world *world = par_world_scheduled(&options, &rank, message, sizeof message);
+    if (!world) {
+        printf("[%s]\n", message);
+        return 97;
+    }
+    if (is(mode, "collectives")) {
+        int line = ranks_every_collective(world, rank);
+        if (!line) line = in_place(world, rank);
+        if (!line && par_world_size(world) == 4) line = grid(world, rank);
+        if (!line) par_world_close(world);
+        return line != 0;
+    }
+    td_context *td = td_open(&(td_options){ .log = ranks_quiet, .threads = 1 });
+    bool ok = run_steps(world, rank, mode, td);
+    if (!ok) par_fail_world(world, rank, td_error_text(td));
+    if (!ok && par_tells_error(world, rank)) printf("[%s]\n", par_world_error(world)), fflush(stdout);
+    td_close(td);
+    par_world_close(world);
+    return ok ? 0 : 3;
+}
+
+/* ---- Tests ----------------------------------------------------------------------------------------------- */
+
+static bool has_mpirun(void) { return system("command -v mpirun >/dev/null 2>&1") == 0; }
+
+#define NEEDS_MPI \
+    if (!has_mpirun()) SKIP("there is no mpirun here: install Debian's package openmpi-bin")
+
+static const char *own_path(void)
+{
+    static char path[512];
+    ssize_t n = readlink("/proc/self/exe", path, sizeof path - 1);
+    path[n > 0 ? n : 0] = 0;
+    return path;
+}
+
+static int start(int ranks, const char *mode) { return sh(MPIRUN "-n %d '%s' rank %s", ranks, own_path(), mode); }
+
+START_TEST(test_collectives_equal_plain_sums)
+{
+    NEEDS_MPI;
+    for (int ranks = 2; ranks <= 4; ranks++) {
+        int status = start(ranks, "collectives");
+        ck_assert_msg(status == 0, "%d ranks: status %d: %s%s", ranks, status, out_text, err_text);
+    }
+}
+END_TEST
+
+/* Within the deadline and 5 s: one line says what was wrong, once. */
+static void expect_end(int ranks, const char *mode, const char *text)
+{
+    double begin = par_seconds();
+    int status = start(ranks, mode);
+    double seconds = par_seconds() - begin;
+    ck_assert_msg(status != 0, "%s: status 0: %s", mode, out_text);
+    ck_assert_msg(seconds < DEADLINE_S + 5, "%s: %g s", mode, seconds);
+    const char *at = strchr(out_text, '[');
+    ck_assert_msg(at && strstr(at, text) == at, "%s: %.500s, not %s; %.900s", mode, out_text, text, err_text);
+    ck_assert_msg(!strchr(at + 1, '['), "%s: told twice: %s", mode, out_text);
+}
+
+START_TEST(test_a_rank_that_dies_stops_or_ends_is_named_with_collective_and_step)
+{
+    NEEDS_MPI;
+    expect_end(4, "kill", "[rank 2 has died; rank ");
+    ck_assert_str_has(out_text, " waited for others at all_reduce (call 1 of step 7)]");
+    expect_end(3, "stop", "[rank 1 did not arrive at all_reduce (call 1 of step 7) within 2 s]");
+    expect_end(3, "end", "[rank 1 ended before all_reduce (call 1 of step 7)]");
+}
+END_TEST
+
+START_TEST(test_one_ranks_error_is_told_once)
+{
+    NEEDS_MPI;
+    expect_end(3, "fail", "[rank 1: /x/y: no such file]");
+}
+END_TEST
+
+START_TEST(test_a_disagreement_is_named)
+{
+    NEEDS_MPI;
+    expect_end(3, "option", "[ranks disagree at step 0: option strategy is ddp on rank ");
+    expect_end(2, "operation",
+               "[ranks disagree at step 7: operation 12 is mul (64, 10) f32 at model.c:41 on rank 0 but add (64, 10) f32 at model.c:43 on rank 1]");
+    expect_end(2, "size", "[ranks disagree: rank 0 calls all_reduce of 1 f64 (call 1 of step 7) but rank 1 calls all_reduce of 2 f64 (call 1 of step 7)]");
+}
+END_TEST
+
+/* It comes to the first sum of the next step where others are at the second one of this. */
+START_TEST(test_a_skipped_collective_is_named)
+{
+    NEEDS_MPI;
+    expect_end(2, "skip", "[ranks disagree: rank 0 calls all_reduce of 1 f64 (call 2 of step 7) but rank 1 calls all_reduce of 1 f64 (call 1 of step 8)]");
+}
+END_TEST
+
+#define SMALL "$MLP train --task regress --hidden 16 --batch 24 --threads 2 --steps 12 --dtype f64 --log-every 1 --json "
+
+/* The losses of a run's metrics.jsonl. */
+static int read_losses(const char *folder, double *loss, int most)
+{
+    char path[64], line[1024];
+    int count = 0;
+    snprintf(path, sizeof path, SHELL_FOLDER "/%s/metrics.jsonl", folder);
+    FILE *from = fopen(path, "r");
+    ck_assert_msg(from != NULL, "%s is missing", path);
+    while (count < most && fgets(line, sizeof line, from)) {
+        const char *at = strstr(line, "\"loss\":");
+        if (at) loss[count++] = strtod(at + 7, NULL);
+    }
+    fclose(from);
+    return count;
+}
+
+START_TEST(test_the_mlp_trains_as_on_one_rank)
+{
+    NEEDS_MPI;
+    static const char *const strategies[] = { "ddp", "zero1", "fsdp", "hsdp:2x2" };
+    double one[12], many[12];
+    ck_assert_sh(0, "rm -rf one many; " SMALL "--out one");
+    ck_assert_int_eq(read_losses("one", one, 12), 12);
+    for (size_t s = 0; s < sizeof strategies / sizeof *strategies; s++) {
+        int ranks = s == 0 ? 2 : 4;
+        ck_assert_sh(0, "rm -rf many; " MPIRUN "-n %d " SMALL "--strategy %s --out many", ranks, strategies[s]);
+        ck_assert_int_eq(read_losses("many", many, 12), 12);
+        for (int i = 0; i < 12; i++) ck_assert_double_eq_tol(many[i], one[i], 1e-10);
+        char world[64];
+        snprintf(world, sizeof world, "world: %d ranks on 1 host (", ranks);
+        ck_assert_str_has(err_text, world);
+    }
+}
+END_TEST
+
+START_TEST(test_wrong_launches_say_what_to_do)
+{
+    NEEDS_MPI;
+    ck_assert_int_ne(sh(MPIRUN "-n 2 " SMALL "--ranks 3"), 0);
+    ck_assert_str_has(err_text, "mlp: rank 0: --ranks 3, but mpirun or srun started 2 processes: leave --ranks out, or start as many\n");
+    ck_assert_ptr_null(strstr(err_text, "rank 1: "));
+    ck_assert_sh(0, MPIRUN "-n 2 " SMALL "--ranks 2");
+    ck_assert_int_ne(sh(MPIRUN "-n 2 $MLP plan --task regress"), 0);
+    ck_assert_str_has(err_text, "mlp plan is for one process, but 2 were started: start it without mpirun or srun\n");
+    ck_assert_int_ne(sh(MPIRUN "-x RANK=0 -x WORLD_SIZE=4 -n 2 " SMALL), 0);
+    ck_assert_str_has(err_text, "do not fit the launcher, which started this process as rank ");
+}
+END_TEST
+
+START_TEST(test_variables_without_a_launcher_say_what_to_do)
+{
+    ck_assert_sh(2, "RANK=0 WORLD_SIZE=2 " SMALL);
+    ck_assert_str_has(err_text, "mlp: RANK=0 and WORLD_SIZE=2 are set, but processes find each other through MPI alone, and no mpirun or srun has "
+                                "started this one: start it with 'mpirun -n RANKS' or srun, or leave the variables out and give --ranks\n");
+    ck_assert_sh(2, "WORLD_SIZE=2 " SMALL);
+    ck_assert_str_has(err_text, "mlp: WORLD_SIZE=2 is set, but RANK, which of them this process is, is not: ");
+    ck_assert_sh(2, "RANK=2 WORLD_SIZE=2 " SMALL);
+    ck_assert_str_has(err_text, "mlp: RANK=2 is none of 0 to 1, which WORLD_SIZE=2 asks for: ");
+    ck_assert_sh(0, "RANK=0 WORLD_SIZE=1 " SMALL);
+}
+END_TEST
+
+START_TEST(test_a_missing_library_is_named_with_its_package)
+{
+    mpi_library library;
+    char message[512];
+    ck_assert(!mpi_library_load("libnone.so.40", &library, message, sizeof message));
+    ck_assert_str_has(message, "ranks of several processes need Open MPI, which could not be loaded (libnone.so.40: ");
+    ck_assert_str_has(message, "install Debian's package libopenmpi3, on every host");
+    ck_assert(!mpi_library_load("libm.so.6", &library, message, sizeof message));
+    ck_assert_str_eq(message, "libm.so.6 has no MPI_Init_thread: it is another MPI than Open MPI, which is needed (Debian's package libopenmpi3)");
+}
+END_TEST
+
+int main(int argc, char **argv)
+{
+    if (argc == 3 && strcmp(argv[1], "rank") == 0) return rank_main(argv[2]);
+    const TTest *const tests[] = {
+        test_collectives_equal_plain_sums,
+        test_a_rank_that_dies_stops_or_ends_is_named_with_collective_and_step,
+        test_one_ranks_error_is_told_once,
+        test_a_disagreement_is_named,
+        test_a_skipped_collective_is_named,
+        test_the_mlp_trains_as_on_one_rank,
+        test_wrong_launches_say_what_to_do,
+        test_variables_without_a_launcher_say_what_to_do,
+        test_a_missing_library_is_named_with_its_package,
+    };
+    return check_main("mpi", tests, (int)(sizeof tests / sizeof tests[0]));
+}
