@@ -98,7 +98,10 @@ static bool greet(par_world *world, char *message_text, size_t room)
     g.processes = hash_of_processes();
     if (gethostname(g.host, sizeof g.host) != 0) snprintf(g.host, sizeof g.host, "unknown");
     g.host[sizeof g.host - 1] = 0;
-    par_mpi_greet(world, &g);
+    if (!par_mpi_greet(world, &g)) {
+        snprintf(message_text, room, "%s", par_broken(world));
+        return false;
+    }
     double begin = par_seconds();
     for (int r = 0; r < m->ranks; r++) {
         while (!m->greeted[r] && !par_broken(world)) {
@@ -110,9 +113,7 @@ static bool greet(par_world *world, char *message_text, size_t room)
             return false;
         }
     }
-    const char *broken = par_broken(world);
-    if (broken) snprintf(message_text, room, "%s", broken);
-    return !broken;
+    return true; /* a world that some rank has stopped already is one: the first step says so */
 }
 
 static par_mpi *new_mpi(char *message, size_t room)

@@ -232,6 +232,21 @@ START_TEST(test_the_mlp_trains_as_on_one_rank)
 }
 END_TEST
 
+START_TEST(test_a_run_is_saved_and_resumed_on_other_ranks)
+{
+    NEEDS_MPI;
+    double one[12], many[12];
+    ck_assert_sh(0, "rm -rf one many; " SMALL "--out one");
+    ck_assert_sh(0, MPIRUN "-n 2 " SMALL "--out many --steps 6 --schedule-steps 12");
+    ck_assert_sh(0, MPIRUN "-n 3 " SMALL "--out many --resume --strategy fsdp");
+    ck_assert_sh(0, "grep -c '\"ranks\":3' many/config.json");
+    ck_assert_int_eq(read_losses("one", one, 12), 12);
+    ck_assert_int_eq(read_losses("many", many, 12), 12);
+    for (int i = 0; i < 12; i++) ck_assert_double_eq_tol(many[i], one[i], 1e-10);
+    ck_assert_sh(0, MPIRUN "-n 2 $MLP eval --task regress --out many");
+}
+END_TEST
+
 START_TEST(test_wrong_launches_say_what_to_do)
 {
     NEEDS_MPI;
@@ -239,6 +254,10 @@ START_TEST(test_wrong_launches_say_what_to_do)
     ck_assert_str_has(err_text, "mlp: rank 0: --ranks 3, but mpirun or srun started 2 processes: leave --ranks out, or start as many\n");
     ck_assert_ptr_null(strstr(err_text, "rank 1: "));
     ck_assert_sh(0, MPIRUN "-n 2 " SMALL "--ranks 2");
+    ck_assert_int_ne(sh(MPIRUN "-n 3 " SMALL "--batch 2.5"), 0);
+    ck_assert_str_has(err_text, "--batch");
+    const char *first = strstr(err_text, "mlp: ");
+    ck_assert(first && !strstr(first + 1, "mlp: "));
     ck_assert_int_ne(sh(MPIRUN "-n 2 $MLP plan --task regress"), 0);
     ck_assert_str_has(err_text, "mlp plan is for one process, but 2 were started: start it without mpirun or srun\n");
     ck_assert_int_ne(sh(MPIRUN "-x RANK=0 -x WORLD_SIZE=4 -n 2 " SMALL), 0);
@@ -281,6 +300,7 @@ int main(int argc, char **argv)
         test_a_disagreement_is_named,
         test_a_skipped_collective_is_named,
         test_the_mlp_trains_as_on_one_rank,
+        test_a_run_is_saved_and_resumed_on_other_ranks,
         test_wrong_launches_say_what_to_do,
         test_variables_without_a_launcher_say_what_to_do,
         test_a_missing_library_is_named_with_its_package,
