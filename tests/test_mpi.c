@@ -142,7 +142,7 @@ START_TEST(test_collectives_equal_plain_sums)
     NEEDS_MPI;
     for (int ranks = 2; ranks <= 4; ranks++) {
         int status = start(ranks, "collectives");
-        ck_assert_msg(status == 0, "%d ranks: status %d: %s%s", ranks, status, out_text, err_text);
+        ck_assert_msg(status == 0, "%d ranks: status %d: %.900s%.900s", ranks, status, out_text, err_text);
     }
 }
 END_TEST
@@ -232,6 +232,35 @@ START_TEST(test_the_mlp_trains_as_on_one_rank)
 }
 END_TEST
 
+#define TWO_HOSTS "ASAN_OPTIONS=$ASAN_OPTIONS:detect_leaks=0 sh '" TANDEM_SOURCE "/tests/two_hosts.sh' "
+
+START_TEST(test_two_hosts_train_as_one)
+{
+    NEEDS_MPI;
+    double one[12], many[12];
+    ck_assert_sh(0, "rm -rf one many; " SMALL "--out one");
+    int status = sh(TWO_HOSTS SMALL "--strategy fsdp --out $PWD/many");
+    if (status == 77) SKIP("network namespaces cannot be made here: they take root and Debian's package iproute2");
+    ck_assert_msg(status == 0, "status %d: %.900s%.900s", status, out_text, err_text);
+    ck_assert_int_eq(read_losses("one", one, 12), 12);
+    ck_assert_int_eq(read_losses("many", many, 12), 12);
+    for (int i = 0; i < 12; i++) ck_assert_double_eq_tol(many[i], one[i], 1e-10);
+    ck_assert_str_has(err_text, "world: 2 ranks on 2 hosts (host-td");
+}
+END_TEST
+
+/* Neither host can tell the other; the deadline tells both. */
+START_TEST(test_a_cut_wire_ends_both_hosts_at_the_deadline)
+{
+    NEEDS_MPI;
+    int status = sh("CUT=3 WITHIN=4 " TWO_HOSTS SMALL "--steps 1000000 --log-every 1000000 --timeout 2");
+    if (status == 77) SKIP("network namespaces cannot be made here: they take root and Debian's package iproute2");
+    ck_assert_msg(status == 1, "status %d: %.900s%.900s", status, out_text, err_text); /* 99: a rank is there still */
+    ck_assert_str_has(err_text, "mlp: rank 1 did not arrive at ");
+    ck_assert_str_has(err_text, " within 2 s\n");
+}
+END_TEST
+
 START_TEST(test_a_run_is_saved_and_resumed_on_other_ranks)
 {
     NEEDS_MPI;
@@ -300,6 +329,8 @@ int main(int argc, char **argv)
         test_a_disagreement_is_named,
         test_a_skipped_collective_is_named,
         test_the_mlp_trains_as_on_one_rank,
+        test_two_hosts_train_as_one,
+        test_a_cut_wire_ends_both_hosts_at_the_deadline,
         test_a_run_is_saved_and_resumed_on_other_ranks,
         test_wrong_launches_say_what_to_do,
         test_variables_without_a_launcher_say_what_to_do,
