@@ -141,7 +141,7 @@ case ${1-} in
 esac
 [ $# -le 1 ] || usage "$@"
 
-install_packages "${packages[@]}"
+install_packages "${packages[@]}" "${packages_check[@]}"
 stage "folders use only those before them" sh cmake/layers.sh . || true
 if [ "${1-}" = --all ]; then
     install_packages "${packages_all[@]}"

@@ -5,6 +5,8 @@
 # To build, and to run what quickstart.sh runs.
 packages=(build-essential cmake ninja-build pkg-config libdnnl-dev zlib1g-dev libyajl-dev libpcre2-dev check
     gnuplot-nox dataset-fashion-mnist bible-kjv)
+# check.sh besides: mpirun, for ranks of several machines.
+packages_check=(openmpi-bin)
 # check.sh --all besides.
 packages_all=(clang libclang-rt-dev libomp-dev valgrind)
 
