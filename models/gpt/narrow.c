@@ -14,22 +14,13 @@ typedef struct narrowing {
     uint16_t *narrow;
 } narrowing;
 
-/* The nearest bf16, of two as near the even one; NaN stays NaN. */
-static uint16_t to_bf16(float x)
-{
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    if (x != x) return (uint16_t)(bits >> 16 | 0x40);
-    return (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
-}
-
 static bool copy_elements(const narrowing *n, td_state from, td_state to)
 {
     int64_t count = td_shape_elements(td_state_shape(from));
     for (int64_t begin = 0; begin < count; begin += PART) {
         int64_t part = count - begin < PART ? count - begin : PART;
         if (!td_state_read(from, begin, part, n->wide)) return false;
-        for (int64_t i = 0; i < part; i++) n->narrow[i] = to_bf16(n->wide[i]);
+        td_convert(TD_BF16, n->narrow, TD_F32, n->wide, part);
         if (!td_state_write(to, begin, part, n->narrow)) return false;
     }
     return true;

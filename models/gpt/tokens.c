@@ -13,19 +13,10 @@
 #include "core/json.h"
 #include "models/gpt/published.h"
 
-enum { PATH_ROOM = 4096 };
-
-static bool path_of(td_context *td, char path[PATH_ROOM], const char *dir, const char *name)
-{
-    if (snprintf(path, PATH_ROOM, "%s/%s", dir, name) < PATH_ROOM) return true;
-    td_fail(td, TD_ERROR_DATA, "%.200s...: too long a path", dir);
-    return false;
-}
-
 static bool is_there(td_context *td, const char *dir, const char *name)
 {
-    char path[PATH_ROOM];
-    return path_of(td, path, dir, name) && access(path, F_OK) == 0;
+    char path[GPT_PATH];
+    return gpt_path(td, path, dir, name) && access(path, F_OK) == 0;
 }
 
 /* ---- Opening */
@@ -39,10 +30,10 @@ static data_tokenizer *from_flag(run_loop *run)
     return data_tokenizer_open(td, kind);
 }
 
-static const char *record_of(td_context *td, const char *dir, char fingerprint[32], char kind[32])
+static bool read_record(td_context *td, const char *dir, char fingerprint[32], char kind[32])
 {
-    char path[PATH_ROOM];
-    if (!path_of(td, path, dir, "tokens.json")) return NULL;
+    char path[GPT_PATH];
+    if (!gpt_path(td, path, dir, "tokens.json")) return false;
     td_json_document *document = td_json_read(td, path);
     const td_json *root = document ? td_json_root(document) : NULL;
     const char *text = td_json_get_string(root, "fingerprint"), *name = td_json_get_string(root, "kind");
@@ -50,7 +41,7 @@ static const char *record_of(td_context *td, const char *dir, char fingerprint[3
     snprintf(fingerprint, 32, "%s", text ? text : "");
     snprintf(kind, 32, "%s", name ? name : "");
     td_json_close(document);
-    return td_error(td) == TD_OK ? fingerprint : NULL;
+    return td_error(td) == TD_OK;
 }
 
 static void print_fingerprint(const data_tokenizer *tokenizer, char to[32])
@@ -62,11 +53,11 @@ static void print_fingerprint(const data_tokenizer *tokenizer, char to[32])
 static data_tokenizer *from_run(run_loop *run, const char *dir)
 {
     td_context *td = run_context(run);
-    char path[PATH_ROOM], want[32] = "", have[32], kind[32] = "";
-    if (is_there(td, dir, "tokens.json") && !record_of(td, dir, want, kind)) return NULL;
+    char path[GPT_PATH], want[32] = "", have[32], kind[32] = "";
+    if (is_there(td, dir, "tokens.json") && !read_record(td, dir, want, kind)) return NULL;
     data_tokenizer *tokenizer = NULL;
     if (!strcmp(kind, "bytes")) tokenizer = data_tokenizer_bytes(td);
-    else if (is_there(td, dir, "characters.txt") && path_of(td, path, dir, "characters.txt")) tokenizer = data_tokenizer_characters_of(td, path);
+    else if (is_there(td, dir, "characters.txt") && gpt_path(td, path, dir, "characters.txt")) tokenizer = data_tokenizer_characters_of(td, path);
     else if (is_there(td, dir, "tokenizer.json") || is_there(td, dir, "vocab.json")) tokenizer = data_tokenizer_open(td, dir);
     else td_fail(td, TD_ERROR_DATA, "%.400s has no tokenizer: give the one the model was trained with as --tokenizer", dir);
     if (!tokenizer || !*want) return tokenizer;
@@ -95,10 +86,10 @@ static data_tokenizer *agreed(run_loop *run, data_tokenizer *own)
 data_tokenizer *gpt_tokenizer(run_loop *run)
 {
     td_context *td = run_context(run);
-    char dir[PATH_ROOM];
+    char dir[GPT_PATH];
     if (td_error(td) != TD_OK) return NULL;
     if (!run_restores(run)) return from_flag(run);
-    if (!path_of(td, dir, run_flag_text(run, "out"), "model")) return NULL;
+    if (!gpt_path(td, dir, run_flag_text(run, "out"), "model")) return NULL;
     bool none = access(dir, F_OK) != 0, given = run_flag_given(run, "tokenizer");
     if (none && given) return from_flag(run);
     data_tokenizer *own = from_run(run, dir);
@@ -136,16 +127,16 @@ static bool put(int fd, const void *user)
 
 static bool write_file(td_context *td, const char *dir, const char *name, const char *text, int64_t bytes)
 {
-    char path[PATH_ROOM];
-    return path_of(td, path, dir, name) && td_file_replace(td, path, put, &(content){ .data = text, .bytes = bytes });
+    char path[GPT_PATH];
+    return gpt_path(td, path, dir, name) && td_file_replace(td, path, put, &(content){ .data = text, .bytes = bytes });
 }
 
 static bool copy_file(td_context *td, const char *from, const char *dir, const char *name)
 {
-    char path[PATH_ROOM];
+    char path[GPT_PATH];
     content c = { .from = fopen(from, "rb") };
     if (!c.from) td_fail(td, TD_ERROR_DATA, "cannot read %.400s: %s", from, strerror(errno));
-    bool ok = c.from && path_of(td, path, dir, name) && td_file_replace(td, path, put, &c);
+    bool ok = c.from && gpt_path(td, path, dir, name) && td_file_replace(td, path, put, &c);
     if (c.from) fclose(c.from);
     return ok;
 }
@@ -154,11 +145,11 @@ static bool copy_file(td_context *td, const char *from, const char *dir, const c
 static bool copy_bpe(td_context *td, const char *from, const char *dir)
 {
     static const char *const names[] = { "tokenizer.json", "vocab.json", "merges.txt" };
-    char path[PATH_ROOM];
+    char path[GPT_PATH];
     if (!is_there(td, from, ".")) return copy_file(td, from, dir, "tokenizer.json");
     for (int i = 0; i < 3; i++) {
         if (!is_there(td, from, names[i])) continue;
-        if (!path_of(td, path, from, names[i]) || !copy_file(td, path, dir, names[i])) return false;
+        if (!gpt_path(td, path, from, names[i]) || !copy_file(td, path, dir, names[i])) return false;
         if (i == 0) return true;
     }
     return td_error(td) == TD_OK;
@@ -218,7 +209,7 @@ bool gpt_copy_tokenizer(td_context *td, const char *from, const char *dir)
 
 bool gpt_has_tokenizer(run_loop *run)
 {
-    char dir[PATH_ROOM];
+    char dir[GPT_PATH];
     return run_flag_given(run, "tokenizer") ||
-           (path_of(run_context(run), dir, run_flag_text(run, "out"), "model") && access(dir, F_OK) == 0);
+           (gpt_path(run_context(run), dir, run_flag_text(run, "out"), "model") && access(dir, F_OK) == 0);
 }
