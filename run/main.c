@@ -62,7 +62,7 @@ static int run_pictures(int argc, char **argv, const run_model *model)
     return run_close(run);
 }
 
-static void settle(run_loop *run, const run_model *model)
+static void use_model(run_loop *run, const run_model *model)
 {
     run->model = model;
     if (!run_failed(run) && model->settle) model->settle(run);
@@ -70,7 +70,7 @@ static void settle(run_loop *run, const run_model *model)
 
 static void *make_model(run_loop *run, const run_model *model, const char *split, data_set **set)
 {
-    settle(run, model);
+    use_model(run, model);
     *set = run_failed(run) ? NULL : model->data(run, split);
     if (!*set && !run_failed(run)) td_fail(run->td, TD_ERROR_DATA, "there is no %s data", split);
     return *set && !run_failed(run) ? model->make(run, td_root(run->td), *set) : NULL;
@@ -96,7 +96,7 @@ static void *make_for_evaluation(run_loop *run, const run_model *model, const ch
 
 static int run_plans(run_loop *run, const run_model *model, int argc, char **argv)
 {
-    settle(run, model);
+    use_model(run, model);
     run_plan_table(run, model, argc, argv);
     return run_close(run);
 }
@@ -131,7 +131,7 @@ static int run_own(int argc, char **argv, const run_model *model, int index)
     unsigned kind = (unsigned)RUN_OWN << index | (command->restores ? RUN_RESTORED : 0u);
     run_loop *run = run_open_command(kind, command->name, &argc, &argv, &model->defaults, model->about);
     if (!run) return run_close(run);
-    settle(run, model);
+    use_model(run, model);
     void *object = command->restores && !run_failed(run) ? model->make(run, td_root(run->td), NULL) : NULL;
     if (!run_failed(run) && (!command->restores || restore(run))) {
         opt_ema_begin(run->ema);
