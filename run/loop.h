@@ -71,7 +71,7 @@ struct run_loop {
     run_memory memory;
     par_world *world;             /* NULL: one rank */
     int rank, ranks;
-    bool scheduled;               /* this process is one of those that mpirun or srun started */
+    bool scheduled;               /* this process is one of those that a launcher of the system started */
     char strategy[64];
     int64_t comm_before;          /* bytes sent when the update began */
     int64_t comm_bytes;           /* of the last update */

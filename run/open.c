@@ -307,9 +307,9 @@ static void check_settings(run_loop *run)
 static void take_scheduled(run_loop *run, int ranks)
 {
     if (!(run->flags.command & (RUN_TRAIN | RUN_EVAL | RUN_BENCH)))
-        run_fail_usage(run, "%s is for one process, but %d were started: start it without mpirun or srun", run->program, ranks);
+        run_fail_usage(run, "%s is for one process, but %d were started: start it alone, without a launcher", run->program, ranks);
     else if (run_flags_source(&run->flags, "ranks") >= RUN_CONFIG && run->ranks != ranks)
-        run_fail_usage(run, "--ranks %d, but mpirun or srun started %d processes: leave --ranks out, or start as many", run->ranks, ranks);
+        run_fail_usage(run, "--ranks %d, but the launcher started %d processes: leave --ranks out, or start as many", run->ranks, ranks);
     char text[16];
     snprintf(text, sizeof text, "%d", ranks);
     run_flags_set(&run->flags, "ranks", text, RUN_CONFIG); /* as the run's configuration has it */

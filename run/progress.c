@@ -24,7 +24,7 @@ void run_progress_open(run_loop *run)
     run_progress *p = &run->progress;
     p->to = run_flags_on(&run->flags, "json") ? stderr : stdout;
     p->quiet = run->rank != 0;
-    p->terminal = isatty(fileno(p->to)) && !p->quiet && !run->scheduled; /* mpirun makes a terminal of everything */
+    p->terminal = isatty(fileno(p->to)) && !p->quiet && !run->scheduled; /* launchers make a terminal of everything */
     setvbuf(p->to, NULL, _IOLBF, 0);
 }
 

@@ -58,6 +58,7 @@ refuse nn/a.c '#include "core/json.h"' 'nn/ may not include "core/json.h", which
 refuse models/mlp/a.c '#include "core/internal.h"' 'models/ may not include "core/internal.h", which is private to its folder'
 refuse models/mlp/a.c '#include <tandem/parallel.h>' 'models/ may not include <tandem/parallel.h>'
 refuse models/mlp/a.c 'par_open(0);' 'models/ says nothing of ranks'
+refuse run/a.c '/* as mpirun does */' '"nccl" and "mpi"'
 refuse nn/nn.h '#include "layer.h"' 'a public header includes only public headers'
 refuse run/a.c 'ncclAllReduce(0);' '"nccl" and "mpi"'
 refuse core/a.c 'MPI_Init(0);' '"nccl" and "mpi"'

@@ -305,7 +305,7 @@ START_TEST(test_wrong_launches_say_what_to_do)
 {
     NEEDS_MPI;
     ck_assert_int_ne(sh(MPIRUN "-n 2 " SMALL "--ranks 3"), 0);
-    ck_assert_str_has(err_text, "mlp: rank 0: --ranks 3, but mpirun or srun started 2 processes: leave --ranks out, or start as many\n");
+    ck_assert_str_has(err_text, "mlp: rank 0: --ranks 3, but the launcher started 2 processes: leave --ranks out, or start as many\n");
     ck_assert_ptr_null(strstr(err_text, "rank 1: "));
     ck_assert_sh(0, MPIRUN "-n 2 " SMALL "--ranks 2");
     ck_assert_int_ne(sh(MPIRUN "-n 3 " SMALL "--batch 2.5"), 0);
@@ -313,7 +313,7 @@ START_TEST(test_wrong_launches_say_what_to_do)
     const char *first = strstr(err_text, "mlp: ");
     ck_assert(first && !strstr(first + 1, "mlp: "));
     ck_assert_int_ne(sh(MPIRUN "-n 2 $MLP plan --task regress"), 0);
-    ck_assert_str_has(err_text, "mlp plan is for one process, but 2 were started: start it without mpirun or srun\n");
+    ck_assert_str_has(err_text, "mlp plan is for one process, but 2 were started: start it alone, without a launcher\n");
     ck_assert_int_ne(sh(MPIRUN "-x RANK=0 -x WORLD_SIZE=4 -n 2 " SMALL), 0);
     ck_assert_str_has(err_text, "do not fit the launcher, which started this process as rank ");
 }
