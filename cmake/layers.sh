@@ -9,7 +9,7 @@
 # belong to *.cu and the device files.
 set -eu
 cd "$1"
-find core nn optim data parallel run models examples bench -name '*.[ch]' 2>/dev/null | sort | xargs awk '
+find core nn optim data parallel run models examples bench \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' \) 2>/dev/null | sort | xargs awk '
 BEGIN {
     may["core"]     = " core rewrite "
     may["nn"]       = " core rewrite nn "
@@ -46,7 +46,7 @@ FNR == 1 {
     } else if (!angle && public) {
         violation("a public header includes only public headers, not \"" name "\"")
     }
-    if (name ~ "^(cuda|cublas|cudnn|nvrtc|cub/)" && FILENAME !~ "/device_[a-z0-9_]*[.]c$")
+    if (name ~ "^(cuda|cublas|cudnn|nvrtc|cub/)" && FILENAME !~ "(/device_[a-z0-9_]*[.][ch]|[.]cuh?)$")
         violation("CUDA headers belong to *.cu and the device files")
 }
 folder != "parallel" && /(^|[^A-Za-z]|lib)(nccl|NCCL|mpi|MPI)(run|[^a-z]|$)/ {

@@ -194,6 +194,8 @@ typedef struct td_run {
     int threads;
     const td_mesh *mesh;
     const struct td_transport *transport;     /* NULL on one rank */
+    void *queue;                              /* of a GPU: the cudaStream_t that kernels go to; NULL on the CPU */
+    const void *on_device;                    /* of a GPU: seed, update and micro as kernels read them, core/device_cuda.h */
 } td_run;
 
 typedef struct td_kernel {
@@ -215,6 +217,14 @@ typedef struct td_preparation {
     int64_t workspace_bytes;
     void *prepared;
 } td_preparation;
+
+/* What runs an operation on a GPU. `run` puts work on the run's queue and neither waits nor allocates: it may be captured in a graph,
+ * so nothing that changes from run to run may be read on the host. `prepare` and `release` as for the CPU; NULL: none. */
+typedef struct td_gpu_kernel {
+    void (*run)(const td_kernel *k);
+    bool (*prepare)(td_context *td, const td_kernel *k, td_preparation *out);
+    void (*release)(void *prepared);
+} td_gpu_kernel;
 
 typedef struct td_case_input {
     enum { TD_CASE_NONE, TD_CASE_NORMAL, TD_CASE_POSITIVE, TD_CASE_LABELS } kind; /* labels: i32 in [0, scale) */
@@ -249,9 +259,10 @@ struct td_op {
     void (*place)(const td_program *p, const td_node *n, td_place_rule *rule);
     td_precision precision;
     td_cost (*cost)(const td_kernel *k);                      /* of this rank's part; NULL: 0 FLOPs, operands once */
-    bool (*prepare)(td_context *td, const td_kernel *k, td_preparation *out);
+    bool (*prepare)(td_context *td, const td_kernel *k, td_preparation *out); /* for the CPU */
     void (*release)(void *prepared);
     void (*cpu)(const td_kernel *k);
+    td_gpu_kernel cuda;                                       /* run NULL: cannot be run there */
     void (*print)(const td_program *p, const td_node *n, char *to, size_t room); /* attributes; NULL: none */
     int8_t inplace[TD_RULE_OUTPUTS];          /* outputs past the last row pair with the inputs that follow */
     const td_case *cases;
@@ -326,12 +337,20 @@ typedef struct td_update_range {
     double hyper[TD_HYPERS];                  /* the rule's own: decay, betas, eps ... */
 } td_update_range;
 
+/* What a range's numbers are on a GPU, where they change without the host: scalars of the range's dtype in device memory. */
+typedef struct td_update_scalars {
+    const void *rate, *gradient_scale, *updates;
+    const void *when;                         /* NULL: always */
+    void *queue;                              /* the cudaStream_t */
+} td_update_scalars;
+
 typedef struct td_update_rule {
     const char *name;                         /* "adamw" */
     int moments;
     const char *moment_name[TD_MOMENTS];
     const char *hyper_name[TD_HYPERS];        /* for printing; NULL ends */
     void (*cpu)(const td_update_range *range);
+    void (*cuda)(const td_update_range *range, const td_update_scalars *scalars); /* NULL: not on a GPU; ignores the range's own numbers */
     int flops;                                /* an element */
     bool sparse;                              /* where the gradient is zero nothing changes: rows without one may be left out */
     bool row_moment[TD_MOMENTS];              /* the moment has one element a row (td_moment_rows) */
