@@ -2,7 +2,7 @@
 
 add_library(tandem_build INTERFACE)
 target_include_directories(tandem_build INTERFACE ${PROJECT_BINARY_DIR}/include ${PROJECT_SOURCE_DIR})
-target_compile_definitions(tandem_build INTERFACE _GNU_SOURCE=)
+target_compile_definitions(tandem_build INTERFACE $<$<COMPILE_LANGUAGE:C>:_GNU_SOURCE=>)
 set(c_options
     -std=c17 -Wall -Wextra -Werror
     # Kernels may use fused multiply-add, which -std=c17 alone would switch off in gcc; nothing reads errno or the

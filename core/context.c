@@ -146,16 +146,30 @@ static void read_options(td_context *td)
     o->poison = o->poison || environment_flag("TD_POISON");
     if (!o->workspace_bytes) o->workspace_bytes = 256 << 20;
     if (!o->threads) o->threads = (int)sysconf(_SC_NPROCESSORS_ONLN);
-    if (strcmp(o->device, "cpu"))
-        td_fail(td, TD_ERROR_UNSUPPORTED, "td_open: device '%s' cannot be had: this build runs on \"cpu\"", o->device);
-    if (o->dtype != TD_F32 && o->dtype != TD_F64 && o->dtype != TD_BF16)
+    td->device = &td_cpu;
+    bool gpu = !strncmp(o->device, "cuda", 4) && (!o->device[4] || o->device[4] == ':');
+    if (!gpu && strcmp(o->device, "cpu"))
+        td_fail(td, TD_ERROR_USAGE, "td_open: device '%s' is not known: \"cpu\", \"cuda\", or \"cuda:1\" for another GPU than the first", o->device);
+    if (!gpu && o->dtype != TD_F32 && o->dtype != TD_F64 && o->dtype != TD_BF16)
         td_fail(td, TD_ERROR_UNSUPPORTED, "td_open: dtype %s cannot be had on the CPU: use f32, bf16 or f64", td_dtype_name(o->dtype));
+    if (gpu && o->dtype != TD_F32 && o->dtype != TD_BF16)
+        td_fail(td, TD_ERROR_UNSUPPORTED, "td_open: dtype %s cannot be had on a GPU: use f32 or bf16", td_dtype_name(o->dtype));
     if (o->threads < 1) td_fail(td, TD_ERROR_USAGE, "td_open: threads is %d, must be at least 1 (0 for all cores)", o->threads);
     if (!parse_stages(td, "TD_PRINT", o->print, 0, &td->print)) return;
     if (!parse_stages(td, "TD_PASSES", o->passes, '-', &td->passes_off)) return;
     uint32_t needed = 1u << TD_STAGE_GRAD | 1u << TD_STAGE_RECORD | 1u << TD_STAGE_PLACE | 1u << TD_STAGE_PLAN | 1u << TD_STAGE_PRECISION;
     if (td->passes_off & needed)
         td_fail(td, TD_ERROR_USAGE, "TD_PASSES: only -simplify, -schedule and -fuse can be left out; the other stages are what gives the result");
+}
+
+static void open_gpu(td_context *td)
+{
+#ifdef TANDEM_CUDA
+    const td_device *device = td_cuda_open(td);
+    if (device) td->device = device;
+#else
+    td_fail(td, TD_ERROR_UNSUPPORTED, "td_open: device '%s' cannot be had: this build has no CUDA; configure it with -DTANDEM_CUDA=ON", td->options.device);
+#endif
 }
 
 td_context *td_open(const td_options *options)
@@ -176,6 +190,7 @@ td_context *td_open(const td_options *options)
     td_program_reset(&td->recording, td->generation);
     read_options(td);
     td->run = (td_run){ .td = td, .seed = td->options.seed, .threads = td->options.threads, .mesh = &td->mesh };
+    if (td->error == TD_OK && strcmp(td->options.device, "cpu")) open_gpu(td);
     if (td->error == TD_OK && td_grow(td, (void **)&td->modules, &td->module_room, 1, sizeof *td->modules, "host")) {
         char *path = td_copy_text(td, "", "host");
         td->modules[0] = (td_module_entry){ .path = path, .hash = td_hash_text(""), .parent = TD_NONE };
@@ -198,6 +213,7 @@ void td_close(td_context *td)
     td_state_close(td);
     td_program_drop(&td->recording);
     while (td->owned) td_disown(td, td->owned + 1);
+    td->device->close(td);
     for (uint32_t m = 0; m < td->module_count; m++) td_free(td, td->modules[m].path, strlen(td->modules[m].path) + 1, "host");
     td_free(td, td->modules, td->module_room * sizeof *td->modules, "host");
     for (uint32_t r = 0; r < td->own_gradient_count; r++) td_free(td, td->own_gradients[r].name, strlen(td->own_gradients[r].name) + 1, "host");

@@ -30,6 +30,11 @@ bool td_cuda_ok(td_context *td, cudaError_t status, const char *what);
 /* After a launch: its error, if it has one, becomes the context's, in the operation's name. */
 void td_cuda_launched(const td_kernel *k);
 
+/* cuBLASLt, loaded when the first product is planned. */
+struct td_cublas;
+struct td_cublas **td_cublas_of(td_context *td);          /* where the context keeps it */
+void td_cublas_close(td_context *td);
+
 /* Of the device the context is on. */
 typedef struct td_cuda_limits {
     int multiprocessors;

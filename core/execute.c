@@ -1,4 +1,4 @@
-/* run: binds a plan's operands to memory and makes its calls, in order. */
+/* run: binds a plan's operands to memory and makes its calls, in order; the CPU as a device. */
 #include "core/internal.h"
 
 #include <math.h>
@@ -28,8 +28,8 @@ void td_parallel_for(const td_run *run, int64_t count, int64_t grain, td_range_f
 static bool ensure_arena(td_context *td, int64_t bytes)
 {
     if (bytes <= td->arena_bytes && td->arena) return true;
-    td_free(td, td->arena, (size_t)td->arena_bytes, "step"); /* first: so that the peak is the larger one, not both */
-    td->arena = td_alloc(td, (size_t)bytes, "step");
+    td->device->put(td, td->arena, td->arena_bytes, "step"); /* first: so that the peak is the larger one, not both */
+    td->arena = td->device->get(td, bytes, "step");
     td->arena_bytes = td->arena ? bytes : 0;
     td->last = NULL;
     td->arena_epoch++;
@@ -48,8 +48,9 @@ static char *block_base(td_context *td, const td_planned *plan, uint32_t block)
     return NULL;
 }
 
-static bool bind_fixed(td_context *td, td_planned *plan)
+bool td_plan_settle(td_context *td, td_planned *plan)
 {
+    if (!ensure_arena(td, plan->arena_bytes)) return false;
     if (plan->bound == td->arena_epoch) return true;
     for (uint32_t b = 0; b < plan->block_count; b++)
         if (plan->blocks[b].kind == TD_BLOCK_UNIT && plan->blocks[b].part_of == TD_NONE && !td_unit_allocate(td, plan->blocks[b].index))
@@ -75,57 +76,86 @@ static void bind_slots(td_context *td, td_planned *plan)
 
 /* ---- Debugging: NaN in dead memory, and looking for NaN */
 
-static void poison(td_context *td, const td_planned *plan, int32_t task)
+void td_plan_dying(td_context *td, const td_planned *plan, int32_t task, void (*erase)(void *user, void *memory, size_t bytes), void *user)
 {
     for (uint32_t b = 0; b < plan->block_count; b++) {
         const td_block *block = &plan->blocks[b];
         bool dies = task < 0 ? block->last < INT32_MAX : block->last == task;
         if (block->kind == TD_BLOCK_ARENA && block->part_of == TD_NONE && dies)
-            memset((char *)td->arena + block->offset, 0xFF, (size_t)block->bytes);
+            erase(user, (char *)td->arena + block->offset, (size_t)block->bytes);
     }
 }
 
-static bool has_nan(const td_arg *arg)
+static bool has_nan(const void *data, td_dtype dtype, int64_t count)
 {
-    int64_t n = td_shape_elements(arg->shape);
-    if (arg->dtype == TD_F64)
-        for (int64_t i = 0; i < n; i++)
-            if (isnan(((const double *)arg->data)[i])) return true;
-    if (arg->dtype == TD_F32)
-        for (int64_t i = 0; i < n; i++)
-            if (isnan(((const float *)arg->data)[i])) return true;
-    if (arg->dtype == TD_BF16)
-        for (int64_t i = 0; i < n; i++)
-            if ((((const uint16_t *)arg->data)[i] & 0x7FFF) > 0x7F80) return true;
+    for (int64_t i = 0; i < count; i++)
+        if ((dtype == TD_F64 && isnan(((const double *)data)[i])) || (dtype == TD_F32 && isnan(((const float *)data)[i])) ||
+            (dtype == TD_BF16 && (((const uint16_t *)data)[i] & 0x7FFF) > 0x7F80))
+            return true;
     return false;
 }
 
-static void check_nan(td_context *td, const td_planned *plan, const td_task *task)
+void td_plan_check_nan(td_context *td, const td_planned *plan, const td_task *task)
 {
-    for (int k = 0; k < task->kernel.outputs; k++) {
-        if (!has_nan(&task->kernel.out[k])) continue;
+    for (int k = 0; k < task->kernel.outputs && td->error == TD_OK; k++) {
+        const td_arg *arg = &task->kernel.out[k];
+        int64_t count = td_shape_elements(arg->shape), bytes = count * td_dtype_size(arg->dtype);
+        void *copy = td->device->is_gpu ? td_alloc(td, (size_t)bytes, "host") : NULL;
+        if (td->device->is_gpu && (!copy || !td->device->read(td, copy, arg->data, bytes))) return;
         const td_node *n = &plan->program->nodes[task->node];
-        td_fail(td, TD_ERROR_NUMBER, "%s%s: gave NaN %s", task->kernel.op->name, n->phase & TD_BACKWARD_PHASE ? " (in the backward)" : "",
-                td_location(td, n->module, n->file, n->line));
-        return;
+        if (has_nan(copy ? copy : arg->data, arg->dtype, count))
+            td_fail(td, TD_ERROR_NUMBER, "%s%s: gave NaN %s", task->kernel.op->name, n->phase & TD_BACKWARD_PHASE ? " (in the backward)" : "",
+                    td_location(td, n->module, n->file, n->line));
+        td_free(td, copy, (size_t)bytes, "host");
     }
 }
 
-bool td_plan_run(td_context *td, td_planned *plan)
+td_gpu_kernel td_kernel_on(const td_context *td, const td_op *op)
 {
-    if (!ensure_arena(td, plan->arena_bytes) || !bind_fixed(td, plan)) return false;
+    return td->device->is_gpu ? op->cuda : (td_gpu_kernel){ op->cpu, op->prepare, op->release };
+}
+
+/* ---- The CPU */
+
+static void *cpu_get(td_context *td, int64_t bytes, const char *kind) { return td_alloc(td, (size_t)bytes, kind); }
+static void cpu_put(td_context *td, void *memory, int64_t bytes, const char *kind) { td_free(td, memory, (size_t)bytes, kind); }
+
+static bool cpu_copy(td_context *td, void *to, const void *from, int64_t bytes)
+{
+    (void)td;
+    memcpy(to, from, (size_t)bytes);
+    return true;
+}
+
+static void erase(void *user, void *memory, size_t bytes)
+{
+    (void)user;
+    memset(memory, 0xFF, bytes);
+}
+
+static bool cpu_run(td_context *td, td_planned *plan)
+{
     bind_slots(td, plan);
     if (td->profiling && !td_profile_plan(td, plan)) return false;
-    if (td->options.poison) poison(td, plan, -1);
+    if (td->options.poison) td_plan_dying(td, plan, -1, erase, NULL);
     for (uint32_t t = 0; t < plan->task_count; t++) {
         const td_task *task = &plan->tasks[t];
         int64_t begin_ns = td->profiling ? td_profile_now() : 0;
         task->run(&task->kernel);
         if (td->profiling) td_profile_task_done(td, plan, t, begin_ns);
-        if (td->options.eager && td->error == TD_OK) check_nan(td, plan, task);
+        if (td->options.eager && td->error == TD_OK) td_plan_check_nan(td, plan, task);
         if (td->error != TD_OK) return false;
-        if (td->options.poison) poison(td, plan, (int32_t)t);
+        if (td->options.poison) td_plan_dying(td, plan, (int32_t)t, erase, NULL);
     }
     td_profile_mark(td, "run");
     return true;
 }
+
+static void cpu_drop(td_context *td, td_planned *plan) { (void)td, (void)plan; }
+static void cpu_close(td_context *td) { (void)td; }
+
+const td_device td_cpu = {
+    .get = cpu_get, .put = cpu_put, .write = cpu_copy, .read = cpu_copy, .run = cpu_run, .drop = cpu_drop, .close = cpu_close,
+};
+
+bool td_plan_run(td_context *td, td_planned *plan) { return td_plan_settle(td, plan) && td->device->run(td, plan); }

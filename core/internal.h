@@ -56,12 +56,38 @@ typedef struct td_own_gradient {
 
 typedef struct td_planned td_planned;
 
+/* Where state and steps have their memory, and what runs plans. Functions return false or NULL after td_fail. Reading and writing are
+ * done when they return, and wait for what runs. */
+typedef struct td_device {
+    bool is_gpu;
+    void *(*get)(td_context *td, int64_t bytes, const char *kind);
+    void (*put)(td_context *td, void *memory, int64_t bytes, const char *kind);
+    bool (*write)(td_context *td, void *to, const void *from, int64_t bytes);
+    bool (*read)(td_context *td, void *to, const void *from, int64_t bytes);
+    bool (*run)(td_context *td, td_planned *plan);            /* may return before it has run */
+    void (*drop)(td_context *td, td_planned *plan);           /* frees what `run` keeps with the plan */
+    void (*close)(td_context *td);
+} td_device;
+extern const td_device td_cpu;
+
+/* What a GPU was asked for since the context was opened. */
+typedef struct td_device_counts {
+    int64_t allocations, bytes, most_bytes;   /* of device memory: how often, and how much now and at most */
+    int64_t waits;                            /* of the host for the GPU */
+    int64_t calls;                            /* operations handed over one by one */
+    int64_t graphs, replays;                  /* made, and launched */
+} td_device_counts;
+const td_device *td_cuda_open(td_context *td);            /* the GPU that options.device names; NULL: cannot be had */
+
 /* TD_FOR_VALUE: for the recording's last output alone; stores and the other outputs are left out. */
 typedef enum td_purpose { TD_FOR_STEP, TD_FOR_VALUE } td_purpose;
 
 struct td_context {
     td_options options;
     td_allocator allocator;
+    const td_device *device;
+    struct td_cuda *cuda;                     /* NULL on the CPU */
+    td_device_counts device_counts;
     td_mode mode;
 
     td_code error;
@@ -223,6 +249,7 @@ char *td_live_nodes(const td_program *p);
 /* ---- Plan (plan.c) and run (execute.c) */
 typedef struct td_task {
     void (*run)(const td_kernel *k);
+    void (*release)(void *prepared);          /* NULL: nothing to free */
     td_kernel kernel;
     uint32_t node;                            /* of the plan's program */
     td_cost cost;
@@ -233,7 +260,7 @@ typedef struct td_block {
     td_block_kind kind;
     uint32_t index;                           /* unit or slot */
     int64_t bytes;
-    int64_t offset;                           /* in the arena, or in the block it is part of */
+    int64_t offset;                           /* in the arena, among a GPU's slots, or in the block it is part of */
     int32_t first, last;                      /* positions of the tasks between which it is live */
     uint32_t part_of;                         /* another block, or TD_NONE */
 } td_block;
@@ -273,9 +300,11 @@ struct td_planned {
     uint32_t *accumulators;                   /* units: flags after a run, see below */
     uint32_t accumulator_count, accumulator_room;
     int64_t arena_bytes, live_bytes;
+    int64_t slot_bytes;                       /* of a GPU's copies of inputs and scalars */
     td_cost cost;
     int64_t comm_calls;
     uint64_t bound;                           /* arena that fixed bindings were resolved for, by its number */
+    void *on_device;                          /* what a GPU keeps with it */
     uint64_t used;                            /* step it was last used in */
     struct td_profiled_plan *profiled;        /* its tasks as the profile tells them; NULL: not yet */
 };
@@ -287,6 +316,14 @@ bool td_arena_arrange(td_context *td, td_planned *plan);
 const td_block *td_block_root(const td_planned *plan, uint32_t block, int64_t *offset);
 void td_plan_free(td_context *td, td_planned *plan);
 bool td_plan_run(td_context *td, td_planned *plan);
+/* Memory for the step, and for state the plan reads; binds what stays where it is. */
+bool td_plan_settle(td_context *td, td_planned *plan);
+/* Calls erase(user, memory, bytes) for the arena's blocks that die with task number `task`; -1: that hold nothing yet. */
+void td_plan_dying(td_context *td, const td_planned *plan, int32_t task, void (*erase)(void *user, void *memory, size_t bytes), void *user);
+/* eager: an error that names the task if one of its outputs has a NaN. */
+void td_plan_check_nan(td_context *td, const td_planned *plan, const td_task *task);
+/* The kernel of op on the context's device; run NULL: it has none. */
+td_gpu_kernel td_kernel_on(const td_context *td, const td_op *op);
 
 /* ---- Profile (profile.c): called where td->profiling */
 int64_t td_profile_now(void);                             /* ns */

@@ -11,7 +11,7 @@
  * not overlap. A store that could not be done in place is a copy at the end; values that are themselves state or input
  * are copied aside before the first such store, so that two states can be swapped and an old value kept.
  */
-#include "core/internal.h"
+#include "core/ops/op.h"
 
 #include <string.h>
 
@@ -90,7 +90,10 @@ static bool give_block(planner *pl, uint32_t index)
     }
     if (n->op->flags & TD_OP_SOURCE) {
         uint32_t slot = ((const td_input_attr *)td_node_attr(pl->p, n))->slot;
-        pl->where[n->output].block = add_block(pl, (td_block){ .kind = TD_BLOCK_SLOT, .index = slot, .first = -1, .last = -1 });
+        int64_t bytes = local_bytes(pl, n->output);
+        pl->where[n->output].block = add_block(pl, (td_block){ .kind = TD_BLOCK_SLOT, .index = slot, .first = -1, .last = -1, .bytes = bytes,
+                                                               .offset = pl->plan->slot_bytes });
+        if (pl->td->device->is_gpu) pl->plan->slot_bytes += rounded(bytes);
         return pl->where[n->output].block != TD_NONE;
     }
     if (n->op->flags & TD_OP_VIEW) {
@@ -102,8 +105,8 @@ static bool give_block(planner *pl, uint32_t index)
         return true;
     }
     if (n->op->flags & TD_OP_EFFECT) return true;
-    if (!n->op->cpu) {
-        td_fail(pl->td, TD_ERROR_UNSUPPORTED, "%s: cannot be run on the CPU %s", n->op->name,
+    if (!td_kernel_on(pl->td, n->op).run) {
+        td_fail(pl->td, TD_ERROR_UNSUPPORTED, "%s: cannot be run on %s %s", n->op->name, pl->td->device->is_gpu ? "a GPU" : "the CPU",
                 td_location(pl->td, n->module, n->file, n->line));
         return false;
     }
@@ -341,12 +344,13 @@ static bool add_task(planner *pl, const td_op *op, uint32_t index, const td_id *
         if (!bind(pl, &args[i].data, s.block != TD_NONE ? s : storage_of(pl, v))) return false;
     }
     bool own = op == n->op;
-    *task = (td_task){ .run = op->cpu, .node = index,
+    td_gpu_kernel kernel = td_kernel_on(td, op);
+    *task = (td_task){ .run = kernel.run, .release = kernel.release, .node = index,
                        .kernel = { .op = op, .attr = own ? td_node_attr(pl->p, n) : NULL, .attr_bytes = own ? n->attr_bytes : 0,
                                    .inputs = (int)inputs, .outputs = (int)outputs, .in = args, .out = args + inputs, .run = &td->run,
                                    .phase = n->phase, .in_place = own && is_in_place(pl, n) } };
     td_preparation prepared = { 0 };
-    if (op->prepare && !op->prepare(td, &task->kernel, &prepared)) return false;
+    if (kernel.prepare && !kernel.prepare(td, &task->kernel, &prepared)) return false;
     task->kernel.prepared = prepared.prepared;
     int32_t at = (int32_t)plan->task_count++;
     if (prepared.workspace_bytes > td->options.workspace_bytes) {
@@ -376,7 +380,8 @@ static void copy_cpu(const td_kernel *k)
     if (k->out[0].data != k->in[0].data) memcpy(k->out[0].data, k->in[0].data, (size_t)bytes);
 }
 
-static const td_op copy_op = { .name = "copy", .inputs = 1, .cpu = copy_cpu };
+TD_CUDA_KERNEL(td_copy_cuda);
+static const td_op copy_op = { .name = "copy", .inputs = 1, .cpu = copy_cpu, .cuda = TD_CUDA(td_copy_cuda) };
 static const storage nowhere = { TD_NONE, 0 };
 
 static bool add_schedule(planner *pl)
@@ -535,9 +540,10 @@ const td_block *td_block_root(const td_planned *plan, uint32_t block, int64_t *o
 void td_plan_free(td_context *td, td_planned *plan)
 {
     if (!plan) return;
+    td->device->drop(td, plan);
     for (uint32_t t = 0; t < plan->task_count; t++) {
-        const td_kernel *k = &plan->tasks[t].kernel;
-        if (k->op->release && k->prepared) k->op->release(k->prepared);
+        const td_task *task = &plan->tasks[t];
+        if (task->release && task->kernel.prepared) task->release(task->kernel.prepared);
     }
     td_program_free(plan->program);
     td_program_drop(&plan->recording);

@@ -417,14 +417,16 @@ static void initialise_range(const td_context *td, const td_state_entry *s, int6
     }
 }
 
-static void initialise(td_context *td, td_unit *u)
+/* This rank's part of the unit as it begins, at `to`. */
+static void initialise(const td_context *td, const td_unit *u, void *to)
 {
     int64_t begin, end, first;
     td_unit_range(td, u, &begin, &end);
+    memset(to, 0, (size_t)((end - begin) * td_dtype_size(u->dtype)));
     for (int32_t i = 0; i < u->member_count; i++) {
         const td_unit_member *m = &u->members[i];
         int64_t count = overlap(m, begin, end, &first);
-        initialise_range(td, &td->states[m->state], first, count, u->memory, m->offset + first - begin);
+        initialise_range(td, &td->states[m->state], first, count, to, m->offset + first - begin);
     }
 }
 
@@ -435,12 +437,19 @@ bool td_unit_allocate(td_context *td, uint32_t unit)
     int64_t begin, end;
     td_unit_range(td, u, &begin, &end);
     int64_t bytes = (end - begin) * td_dtype_size(u->dtype);
-    u->memory = td_alloc(td, (size_t)bytes, "state");
+    u->memory = td->device->get(td, bytes, "state");
     if (!u->memory) return false;
     u->local_bytes = bytes;
-    memset(u->memory, 0, (size_t)bytes);
-    initialise(td, u);
-    return true;
+    if (!td->device->is_gpu) {
+        initialise(td, u, u->memory);
+        return true;
+    }
+    void *values = td_alloc(td, (size_t)bytes, "host");
+    if (!values) return false;
+    initialise(td, u, values);
+    bool written = td->device->write(td, u->memory, values, bytes);
+    td_free(td, values, (size_t)bytes, "host");
+    return written;
 }
 
 /* ---- Reading and writing from outside */
@@ -485,24 +494,20 @@ static char *elements_at(td_state s, int64_t begin, int64_t count, const char *v
 bool td_state_read(td_state s, int64_t begin, int64_t count, void *to)
 {
     const char *from = elements_at(s, begin, count, "td_state_read");
-    if (!from) return false;
-    memcpy(to, from, (size_t)(count * td_dtype_size(td_state_dtype(s))));
-    return true;
+    return from && s.td->device->read(s.td, to, from, count * td_dtype_size(td_state_dtype(s)));
 }
 
 bool td_state_write(td_state s, int64_t begin, int64_t count, const void *from)
 {
     char *to = elements_at(s, begin, count, "td_state_write");
-    if (!to) return false;
-    memcpy(to, from, (size_t)(count * td_dtype_size(td_state_dtype(s))));
-    return true;
+    return to && s.td->device->write(s.td, to, from, count * td_dtype_size(td_state_dtype(s)));
 }
 
 void td_state_close(td_context *td)
 {
     for (uint32_t u = 0; u < td->unit_count; u++) {
         td_unit *unit = &td->units[u];
-        td_free(td, unit->memory, (size_t)unit->local_bytes, "state");
+        td->device->put(td, unit->memory, unit->local_bytes, "state");
         td_free(td, unit->members, (size_t)unit->member_count * sizeof *unit->members, "host");
     }
     for (uint32_t s = 0; s < td->state_count; s++) td_free(td, td->states[s].name, strlen(td->states[s].name) + 1, "host");

@@ -94,16 +94,16 @@ static int64_t planned_state_bytes(const td_context *td)
 
 static bool check_memory(td_context *td, const td_planned *plan)
 {
-    int64_t cap = td->options.memory_bytes, state = planned_state_bytes(td);
-    if (!cap || state + plan->arena_bytes <= cap) return true;
+    int64_t cap = td->options.memory_bytes, state = planned_state_bytes(td), step = plan->arena_bytes + plan->slot_bytes;
+    if (!cap || state + step <= cap) return true;
     const td_block *largest = NULL;
     for (uint32_t b = 0; b < plan->block_count; b++)
         if (plan->blocks[b].kind == TD_BLOCK_ARENA && plan->blocks[b].part_of == TD_NONE && (!largest || plan->blocks[b].bytes > largest->bytes))
             largest = &plan->blocks[b];
     const td_node *n = largest && largest->first >= 0 ? &plan->program->nodes[plan->tasks[largest->first].node] : NULL;
     td_fail(td, TD_ERROR_MEMORY, "planning: the step needs %lld bytes (state %lld, step %lld) and may have %lld; the largest value is %lld bytes, of %s %s; "
-            "a smaller batch or more ranks that shard would make it fit", (long long)(state + plan->arena_bytes), (long long)state,
-            (long long)plan->arena_bytes, (long long)cap, (long long)(largest ? largest->bytes : 0), n ? n->op->name : "nothing",
+            "a smaller batch or more ranks that shard would make it fit", (long long)(state + step), (long long)state,
+            (long long)step, (long long)cap, (long long)(largest ? largest->bytes : 0), n ? n->op->name : "nothing",
             n ? td_location(td, n->module, n->file, n->line) : "");
     return false;
 }
@@ -112,12 +112,13 @@ static void report(td_context *td, const td_planned *plan, double ms)
 {
     td_report *r = &td->report;
     r->state_bytes = planned_state_bytes(td);
-    r->step_bytes = plan->arena_bytes;
-    int64_t largest = 0;
-    for (uint32_t i = 0; i < td->plan_count; i++)
-        if (td->plans[i]->arena_bytes > largest) largest = td->plans[i]->arena_bytes;
-    if (plan->arena_bytes > largest) largest = plan->arena_bytes;
-    r->peak_bytes = r->state_bytes + largest;
+    r->step_bytes = plan->arena_bytes + plan->slot_bytes;
+    int64_t arena = plan->arena_bytes, slots = plan->slot_bytes;
+    for (uint32_t i = 0; i < td->plan_count; i++) {
+        if (td->plans[i]->arena_bytes > arena) arena = td->plans[i]->arena_bytes;
+        if (td->plans[i]->slot_bytes > slots) slots = td->plans[i]->slot_bytes;
+    }
+    r->peak_bytes = r->state_bytes + arena + slots;
     r->live_bytes = plan->live_bytes;
     r->flops = plan->cost.flops;
     r->bytes_moved = plan->cost.bytes;
@@ -421,9 +422,7 @@ static const void *output_data(const td_context *td, const td_plan_output *o)
 bool td_read(td_tensor t, void *to)
 {
     const td_plan_output *o = output_of(t);
-    if (!o) return false;
-    memcpy(to, output_data(t.td, o), (size_t)(td_shape_elements(o->shape) * td_dtype_size(o->dtype)));
-    return true;
+    return o && t.td->device->read(t.td, to, output_data(t.td, o), td_shape_elements(o->shape) * td_dtype_size(o->dtype));
 }
 
 double td_item(td_tensor t)
@@ -435,14 +434,15 @@ double td_item(td_tensor t)
         td_fail(t.td, TD_ERROR_USAGE, "td_item: the value has shape %s, not one element; use td_read", td_shape_text(o->shape, text));
         return (double)__builtin_nanf("");
     }
-    const void *data = output_data(t.td, o);
+    union { double f64; float f32; int32_t i32; int64_t i64; uint8_t u8; uint16_t bits; } value;
+    if (!t.td->device->read(t.td, &value, output_data(t.td, o), td_dtype_size(o->dtype))) return (double)__builtin_nanf("");
     switch (o->dtype) {
-    case TD_F64: return *(const double *)data;
-    case TD_F32: return *(const float *)data;
-    case TD_I32: return *(const int32_t *)data;
-    case TD_I64: return (double)*(const int64_t *)data;
-    case TD_U8:  return *(const uint8_t *)data;
-    case TD_BF16: return td_widened(*(const uint16_t *)data);
+    case TD_F64: return value.f64;
+    case TD_F32: return value.f32;
+    case TD_I32: return value.i32;
+    case TD_I64: return (double)value.i64;
+    case TD_U8:  return value.u8;
+    case TD_BF16: return td_widened(value.bits);
     case TD_F16: case TD_DTYPES: break;
     }
     td_fail(t.td, TD_ERROR_UNSUPPORTED, "td_item: cannot read %s", td_dtype_name(o->dtype));
@@ -453,6 +453,6 @@ void td_step_close(td_context *td)
 {
     while (td->plan_count) drop_plan(td, 0);
     td_free(td, td->plans, td->plan_room * sizeof *td->plans, "program");
-    td_free(td, td->arena, (size_t)td->arena_bytes, "step");
+    td->device->put(td, td->arena, td->arena_bytes, "step");
     td_onednn_close(td->onednn);
 }

@@ -6,7 +6,7 @@
  *     dx = dy W,  dW = dy^T x over the rows,  db = the sum of dy over the rows.
  */
 #include "core/ops/op.h"
-#include "core/ops/product.h"
+#include "core/ops/product_cuda.h"
 
 static bool linear_shape(td_call *call)
 {
@@ -79,6 +79,19 @@ static void linear_cpu(const td_kernel *k)
     td_product_run(k, &p);
 }
 
+#ifdef TANDEM_CUDA
+static bool linear_cuda_prepare(td_context *td, const td_kernel *k, td_preparation *out)
+{
+    return td_cublas_prepare(td, k, linear_product(k), out);
+}
+
+static void linear_cuda(const td_kernel *k)
+{
+    td_onednn_product p = linear_product(k);
+    td_cublas_run(k, &p);
+}
+#endif
+
 static td_cost linear_cost(const td_kernel *k)
 {
     td_onednn_product p = linear_product(k);
@@ -108,6 +121,7 @@ const td_op td_op_linear = {
     .prepare   = linear_prepare,
     .release   = td_onednn_release,
     .cpu       = linear_cpu,
+    .cuda      = TD_CUDA(linear_cuda, linear_cuda_prepare, td_cublas_release),
     .cases     = linear_cases,
 };
 

@@ -6,7 +6,7 @@
  *     dA = dC B^T,  dB = A^T dC,  each with the flags that keep operands where they lie.
  */
 #include "core/ops/op.h"
-#include "core/ops/product.h"
+#include "core/ops/product_cuda.h"
 
 static bool matmul_shape(td_call *call)
 {
@@ -130,6 +130,19 @@ static void matmul_cpu(const td_kernel *k)
     td_product_run(k, &p);
 }
 
+#ifdef TANDEM_CUDA
+static bool matmul_cuda_prepare(td_context *td, const td_kernel *k, td_preparation *out)
+{
+    return td_cublas_prepare(td, k, matmul_product(k), out);
+}
+
+static void matmul_cuda(const td_kernel *k)
+{
+    td_onednn_product p = matmul_product(k);
+    td_cublas_run(k, &p);
+}
+#endif
+
 static td_cost matmul_cost(const td_kernel *k)
 {
     td_onednn_product p = matmul_product(k);
@@ -176,6 +189,7 @@ const td_op td_op_matmul = {
     .prepare    = matmul_prepare,
     .release    = td_onednn_release,
     .cpu        = matmul_cpu,
+    .cuda       = TD_CUDA(matmul_cuda, matmul_cuda_prepare, td_cublas_release),
     .print      = matmul_print,
     .cases      = matmul_cases,
 };

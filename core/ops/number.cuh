@@ -20,12 +20,12 @@ template <typename T, int count> struct __align__(sizeof(T) * count) td_pack {
     T at[count];
 };
 
-/* Calls `launch` with T the type of `dtype`, one of the three floats kernels know. */
-#define TD_CUDA_FLOATS(dtype, launch)                                                                  \
+/* The statement after `dtype` with T the type of it, one of the three floats kernels know. */
+#define TD_CUDA_FLOATS(dtype, ...)                                                                     \
     switch (dtype) {                                                                                   \
-    case TD_F32:  { typedef float T; launch; break; }                                                  \
-    case TD_BF16: { typedef __nv_bfloat16 T; launch; break; }                                          \
-    case TD_F16:  { typedef __half T; launch; break; }                                                 \
+    case TD_F32:  { typedef float T; __VA_ARGS__; break; }                                             \
+    case TD_BF16: { typedef __nv_bfloat16 T; __VA_ARGS__; break; }                                     \
+    case TD_F16:  { typedef __half T; __VA_ARGS__; break; }                                            \
     default: break;                                                                                    \
     }
 

@@ -1,0 +1,341 @@
+/* An NVIDIA GPU as a device: memory, one queue, and a plan as a CUDA graph.
+ *
+ * A plan's first run hands its calls over one by one, so that libraries load what they need; the second captures them in a graph, and
+ * later ones launch it. What changes from run to run (inputs, scalars, the numbers of random draws) is gathered in one block of
+ * pinned memory and copied, by one copy ahead of the graph, to where kernels read it. There are a few such blocks, so that the host may
+ * be that many steps ahead; it waits for nothing else until a value is read.
+ */
+#include "core/device_cuda.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { STAGES = 4, HEADER_BYTES = 64 };
+_Static_assert(sizeof(td_cuda_run) <= HEADER_BYTES, "inputs follow the header");
+
+/* Pinned memory on its way to the device. */
+typedef struct stage {
+    char *memory;
+    cudaEvent_t read;                         /* the copy from it is done */
+} stage;
+
+struct td_cuda {
+    int device;
+    cudaStream_t stream;
+    char *inputs;                             /* on the device: td_cuda_run, then the slots of a plan */
+    int64_t input_bytes;
+    uint64_t inputs_epoch;                    /* how many there have been */
+    stage stages[STAGES];
+    int next;
+    td_cuda_limits limits;
+    struct td_cublas *cublas;
+};
+
+/* What is kept with a plan. */
+typedef struct cuda_plan {
+    uint64_t inputs_epoch, arena_epoch;       /* that its operands and graph were made for */
+    bool warm;                                /* has run since */
+    cudaGraphExec_t graph;
+} cuda_plan;
+
+/* ---- Errors */
+
+bool td_cuda_ok(td_context *td, cudaError_t status, const char *what)
+{
+    if (status == cudaSuccess) return true;
+    cudaGetLastError(); /* the next one is asked about afresh */
+    td_fail(td, status == cudaErrorMemoryAllocation ? TD_ERROR_MEMORY : TD_ERROR_DEVICE, "CUDA: %s: %s", what, cudaGetErrorString(status));
+    return false;
+}
+
+void td_cuda_launched(const td_kernel *k)
+{
+    cudaError_t status = cudaGetLastError();
+    if (status != cudaSuccess) td_fail(k->run->td, TD_ERROR_DEVICE, "%s: CUDA did not take its kernel: %s", k->op->name, cudaGetErrorString(status));
+}
+
+struct td_cublas **td_cublas_of(td_context *td) { return &td->cuda->cublas; }
+td_cuda_limits td_cuda_limits_of(const td_context *td) { return td->cuda->limits; }
+
+static bool is_current(td_context *td) { return td_cuda_ok(td, cudaSetDevice(td->cuda->device), "choosing the GPU"); }
+
+static bool wait(td_context *td)
+{
+    td->device_counts.waits++;
+    return td_cuda_ok(td, cudaStreamSynchronize(td->cuda->stream), "running the step");
+}
+
+/* ---- Memory */
+
+static void *cuda_get(td_context *td, int64_t bytes, const char *kind)
+{
+    void *memory = NULL;
+    td_device_counts *c = &td->device_counts;
+    if (!is_current(td)) return NULL;
+    cudaError_t status = cudaMalloc(&memory, (size_t)(bytes ? bytes : 1));
+    if (status == cudaErrorMemoryAllocation) {
+        size_t free = 0, total = 0;
+        cudaGetLastError();
+        cudaMemGetInfo(&free, &total);
+        td_fail(td, TD_ERROR_MEMORY, "out of memory on the GPU: %lld bytes for %s could not be had; of its %zu bytes %zu are free, and this context "
+                "holds %lld; a smaller batch, recomputation or more ranks that shard would make it fit", (long long)bytes, kind, total, free,
+                (long long)c->bytes);
+        return NULL;
+    }
+    if (!td_cuda_ok(td, status, "allocating memory")) return NULL;
+    c->allocations++;
+    c->bytes += bytes;
+    if (c->bytes > c->most_bytes) c->most_bytes = c->bytes;
+    return memory;
+}
+
+static void cuda_put(td_context *td, void *memory, int64_t bytes, const char *kind)
+{
+    (void)kind;
+    if (!memory) return;
+    cudaSetDevice(td->cuda->device);
+    cudaFree(memory); /* waits for what runs */
+    td->device_counts.bytes -= bytes;
+}
+
+static bool copy(td_context *td, void *to, const void *from, int64_t bytes, enum cudaMemcpyKind kind)
+{
+    if (!bytes) return true;
+    return is_current(td) && td_cuda_ok(td, cudaMemcpyAsync(to, from, (size_t)bytes, kind, td->cuda->stream), "copying") && wait(td);
+}
+
+static bool cuda_write(td_context *td, void *to, const void *from, int64_t bytes) { return copy(td, to, from, bytes, cudaMemcpyHostToDevice); }
+static bool cuda_read(td_context *td, void *to, const void *from, int64_t bytes) { return copy(td, to, from, bytes, cudaMemcpyDeviceToHost); }
+
+/* ---- Inputs */
+
+static void free_stages(struct td_cuda *cuda)
+{
+    for (int s = 0; s < STAGES; s++) {
+        if (cuda->stages[s].memory) cudaFreeHost(cuda->stages[s].memory);
+        if (cuda->stages[s].read) cudaEventDestroy(cuda->stages[s].read);
+        cuda->stages[s] = (stage){ 0 };
+    }
+}
+
+static bool ensure_inputs(td_context *td, int64_t bytes)
+{
+    struct td_cuda *cuda = td->cuda;
+    if (cuda->inputs && bytes <= cuda->input_bytes) return true;
+    if (!wait(td)) return false;
+    free_stages(cuda);
+    cuda_put(td, cuda->inputs, cuda->input_bytes, "inputs");
+    cuda->inputs = cuda_get(td, bytes, "inputs");
+    cuda->input_bytes = cuda->inputs ? bytes : 0;
+    cuda->inputs_epoch++;
+    for (int s = 0; s < STAGES && cuda->inputs; s++) {
+        if (!td_cuda_ok(td, cudaHostAlloc((void **)&cuda->stages[s].memory, (size_t)bytes, cudaHostAllocDefault), "allocating pinned memory") ||
+            !td_cuda_ok(td, cudaEventCreateWithFlags(&cuda->stages[s].read, cudaEventDisableTiming), "making an event"))
+            return false;
+    }
+    td->run.on_device = cuda->inputs;
+    return cuda->inputs != NULL;
+}
+
+/* Puts the header and all slots of the plan on their way. */
+static bool send_inputs(td_context *td, const td_planned *plan)
+{
+    struct td_cuda *cuda = td->cuda;
+    stage *s = &cuda->stages[cuda->next];
+    cuda->next = (cuda->next + 1) % STAGES;
+    cudaError_t status = cudaEventQuery(s->read);
+    if (status == cudaErrorNotReady) { /* the host is as far ahead as it may be */
+        td->device_counts.waits++;
+        status = cudaEventSynchronize(s->read);
+    }
+    if (!td_cuda_ok(td, status, "waiting for an earlier step")) return false;
+    *(td_cuda_run *)s->memory = (td_cuda_run){ .seed = td->run.seed, .update = td->run.update, .micro = td->run.micro };
+    for (uint32_t b = 0; b < plan->block_count; b++) {
+        const td_block *block = &plan->blocks[b];
+        if (block->kind != TD_BLOCK_SLOT) continue;
+        const td_slot *slot = &td->slots[block->index];
+        char *to = s->memory + HEADER_BYTES + block->offset;
+        if (slot->data)
+            memcpy(to, slot->data, (size_t)block->bytes);
+        else
+            memcpy(to, &slot->f32, sizeof slot->f32);
+    }
+    return td_cuda_ok(td, cudaMemcpyAsync(cuda->inputs, s->memory, (size_t)(HEADER_BYTES + plan->slot_bytes), cudaMemcpyHostToDevice, cuda->stream),
+                      "copying inputs") &&
+           td_cuda_ok(td, cudaEventRecord(s->read, cuda->stream), "recording an event");
+}
+
+/* ---- Running */
+
+static void drop_graph(cuda_plan *p)
+{
+    if (p->graph) cudaGraphExecDestroy(p->graph);
+    p->graph = NULL;
+    p->warm = false;
+}
+
+/* The plan's operands are where memory is now; a graph made for other places is gone. */
+static cuda_plan *bound_plan(td_context *td, td_planned *plan)
+{
+    if (!plan->on_device) {
+        plan->on_device = td_alloc(td, sizeof(cuda_plan), "program");
+        if (plan->on_device) memset(plan->on_device, 0, sizeof(cuda_plan));
+    }
+    cuda_plan *p = plan->on_device;
+    if (!p || (p->inputs_epoch == td->cuda->inputs_epoch && p->arena_epoch == td->arena_epoch)) return p;
+    drop_graph(p);
+    p->inputs_epoch = td->cuda->inputs_epoch;
+    p->arena_epoch = td->arena_epoch;
+    for (uint32_t i = plan->fixed_count; i < plan->binding_count; i++) {
+        const td_binding *b = &plan->bindings[i];
+        *b->pointer = td->cuda->inputs + HEADER_BYTES + plan->blocks[b->block].offset + b->offset;
+    }
+    return p;
+}
+
+static void erase(void *user, void *memory, size_t bytes)
+{
+    td_context *td = user;
+    td_cuda_ok(td, cudaMemsetAsync(memory, 0xFF, bytes, td->cuda->stream), "erasing dead memory");
+}
+
+void td_copy_cuda(const td_kernel *k)
+{
+    if (k->out[0].data == k->in[0].data || !td_arg_bytes(&k->in[0])) return;
+    td_cuda_ok(k->run->td, cudaMemcpyAsync(k->out[0].data, k->in[0].data, (size_t)td_arg_bytes(&k->in[0]), cudaMemcpyDeviceToDevice, td_stream(k)),
+               "copying a value");
+}
+
+static bool call_all(td_context *td, const td_planned *plan)
+{
+    for (uint32_t t = 0; t < plan->task_count && td->error == TD_OK; t++) plan->tasks[t].run(&plan->tasks[t].kernel);
+    td->device_counts.calls += plan->task_count;
+    return td->error == TD_OK;
+}
+
+/* One by one, looked at between: profiles, NaN, erased memory. */
+static bool call_each(td_context *td, td_planned *plan)
+{
+    if (td->profiling && !td_profile_plan(td, plan)) return false;
+    if (td->options.poison) td_plan_dying(td, plan, -1, erase, td);
+    if (td->profiling && !wait(td)) return false;
+    for (uint32_t t = 0; t < plan->task_count; t++) {
+        const td_task *task = &plan->tasks[t];
+        int64_t begin_ns = td->profiling ? td_profile_now() : 0;
+        task->run(&task->kernel);
+        td->device_counts.calls++;
+        if (td->profiling && td->error == TD_OK && wait(td)) td_profile_task_done(td, plan, t, begin_ns);
+        if (td->options.eager && td->error == TD_OK) td_plan_check_nan(td, plan, task);
+        if (td->error != TD_OK) return false;
+        if (td->options.poison) td_plan_dying(td, plan, (int32_t)t, erase, td);
+    }
+    td_profile_mark(td, "run");
+    return td->error == TD_OK;
+}
+
+static bool capture(td_context *td, const td_planned *plan, cuda_plan *p)
+{
+    cudaStream_t stream = td->cuda->stream;
+    cudaGraph_t graph = NULL;
+    if (!td_cuda_ok(td, cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "beginning a graph")) return false;
+    bool called = call_all(td, plan);
+    cudaError_t status = cudaStreamEndCapture(stream, &graph);
+    if (called && td_cuda_ok(td, status, "ending a graph"))
+        td_cuda_ok(td, cudaGraphInstantiate(&p->graph, graph, 0), "making a graph");
+    if (graph) cudaGraphDestroy(graph);
+    td->device_counts.graphs += p->graph != NULL;
+    return p->graph != NULL;
+}
+
+static bool cuda_run(td_context *td, td_planned *plan)
+{
+    if (!is_current(td) || !ensure_inputs(td, HEADER_BYTES + plan->slot_bytes)) return false;
+    cuda_plan *p = bound_plan(td, plan);
+    if (!p || !send_inputs(td, plan)) return false;
+    if (td->profiling || td->options.poison || td->options.eager) return call_each(td, plan);
+    if (!p->warm) {
+        p->warm = call_all(td, plan);
+        return p->warm;
+    }
+    if (!p->graph && !capture(td, plan, p)) return false;
+    td->device_counts.replays++;
+    return td_cuda_ok(td, cudaGraphLaunch(p->graph, td->cuda->stream), "launching a step");
+}
+
+static void cuda_drop(td_context *td, td_planned *plan)
+{
+    cuda_plan *p = plan->on_device;
+    if (!p) return;
+    if (p->graph) cudaStreamSynchronize(td->cuda->stream); /* it may still run */
+    drop_graph(p);
+    td_free(td, p, sizeof *p, "program");
+    plan->on_device = NULL;
+}
+
+/* ---- Opening and closing */
+
+static void cuda_close(td_context *td)
+{
+    struct td_cuda *cuda = td->cuda;
+    if (!cuda) return;
+    cudaSetDevice(cuda->device);
+    if (cuda->stream) cudaStreamSynchronize(cuda->stream);
+    td_cublas_close(td);
+    free_stages(cuda);
+    cuda_put(td, cuda->inputs, cuda->input_bytes, "inputs");
+    if (cuda->stream) cudaStreamDestroy(cuda->stream);
+    td->cuda = NULL;
+    td_free(td, cuda, sizeof *cuda, "host");
+}
+
+static const td_device gpu = {
+    .is_gpu = true, .get = cuda_get, .put = cuda_put, .write = cuda_write, .read = cuda_read, .run = cuda_run, .drop = cuda_drop,
+    .close = cuda_close,
+};
+
+/* "cuda:2" -> 2; "cuda" -> 0; -1: neither. */
+static int device_number(const char *name)
+{
+    if (!name[4]) return 0;
+    char *end;
+    long number = strtol(name + 5, &end, 10);
+    return name[5] < '0' || name[5] > '9' || *end || number > 1023 ? -1 : (int)number;
+}
+
+static bool find_device(td_context *td, int *device)
+{
+    const char *name = td->options.device;
+    int count = 0;
+    *device = device_number(name);
+    cudaError_t status = cudaGetDeviceCount(&count);
+    if (status == cudaErrorInsufficientDriver || status == cudaErrorNoDevice || (status == cudaSuccess && !count))
+        td_fail(td, TD_ERROR_DEVICE, "td_open: device '%s' cannot be had: %s", name,
+                status == cudaErrorInsufficientDriver ? "there is no driver, or one older than this build's CUDA 13 needs (580)"
+                                                      : "the machine shows no NVIDIA GPU (CUDA_VISIBLE_DEVICES may hide it)");
+    else if (td_cuda_ok(td, status, "counting GPUs") && (*device < 0 || *device >= count))
+        td_fail(td, TD_ERROR_USAGE, "td_open: device '%s' is not one of the machine's, cuda:0 to cuda:%d", name, count - 1);
+    return td->error == TD_OK;
+}
+
+const td_device *td_cuda_open(td_context *td)
+{
+    int device;
+    if (!find_device(td, &device)) return NULL;
+    struct td_cuda *cuda = td_alloc(td, sizeof *cuda, "host");
+    if (!cuda) return NULL;
+    *cuda = (struct td_cuda){ .device = device };
+    td->cuda = cuda;
+    int l2 = 0;
+    if (is_current(td) && td_cuda_ok(td, cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking), "making a queue") &&
+        td_cuda_ok(td, cudaDeviceGetAttribute(&cuda->limits.multiprocessors, cudaDevAttrMultiProcessorCount, device), "asking the GPU") &&
+        td_cuda_ok(td, cudaDeviceGetAttribute(&l2, cudaDevAttrL2CacheSize, device), "asking the GPU") &&
+        td_cuda_ok(td, cudaDeviceGetAttribute(&cuda->limits.major, cudaDevAttrComputeCapabilityMajor, device), "asking the GPU") &&
+        td_cuda_ok(td, cudaDeviceGetAttribute(&cuda->limits.minor, cudaDevAttrComputeCapabilityMinor, device), "asking the GPU")) {
+        cuda->limits.l2_bytes = l2;
+        td->run.queue = cuda->stream;
+        return &gpu;
+    }
+    cuda_close(td);
+    return NULL;
+}

@@ -1,0 +1,22 @@
+/* Matrix products on a GPU: matmul and linear through cuBLASLt. */
+#ifndef TANDEM_CORE_OPS_PRODUCT_CUDA_H
+#define TANDEM_CORE_OPS_PRODUCT_CUDA_H
+
+#include "core/ops/product.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The product's algorithm is chosen and its workspace told. */
+bool td_cublas_prepare(td_context *td, const td_kernel *k, td_onednn_product p, td_preparation *out);
+void td_cublas_run(const td_kernel *k, const td_onednn_product *p);
+void td_cublas_release(void *prepared);
+/* out[0] (rows, columns) += in[2] (columns). */
+void td_product_add_bias(const td_kernel *k, int64_t rows, int64_t columns);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
