@@ -40,10 +40,10 @@ static inline CHECK_UNUSED double draw(const td_case_input *in, uint64_t counter
     return (float)(scale * (in->kind == TD_CASE_POSITIVE ? 0.3 + fabs(x) : x));
 }
 
-static inline CHECK_UNUSED case_data data_of(const td_case *c)
+/* Numbers from draw `counter` on. */
+static inline CHECK_UNUSED case_data data_from(const td_case *c, uint64_t counter)
 {
     case_data d = { .inputs = 0 };
-    uint64_t counter = 1;
     for (int i = 0; i < INPUTS && c->in[i].kind != TD_CASE_NONE; i++) {
         const td_case_input *in = d.what[i] = &c->in[i];
         d.inputs++;
@@ -59,6 +59,8 @@ static inline CHECK_UNUSED case_data data_of(const td_case *c)
     }
     return d;
 }
+
+static inline CHECK_UNUSED case_data data_of(const td_case *c) { return data_from(c, 1); }
 
 static inline CHECK_UNUSED bool is_label(const case_data *d, int i)
 {

@@ -1,0 +1,275 @@
+/* A GPU gives what the CPU gives: every operation with its cases and gradients, in every float dtype; steps as graphs; models that train.
+ * Without a GPU: the error that says so.
+ * Labels: gpu
+ * Timeout: 600 s
+ */
+#include <time.h>
+
+#include "core/internal.h"
+#include "models/gpt/gpt.h"
+#include "tests/cases.h"
+
+#include <tandem/nn.h>
+#include <tandem/optim.h>
+
+static td_context *open_gpu(td_dtype dtype, bool poison)
+{
+    return td_open(&(td_options){ .device = "cuda", .dtype = dtype, .seed = 1, .threads = 2, .poison = poison, .log = check_log_line });
+}
+
+/* False, and the test counts as skipped. */
+static bool gpu_for(const char *test)
+{
+    td_context *td = open_gpu(TD_F32, false);
+    bool has = td_error(td) == TD_OK;
+    if (!has) check_skip(test, "no CUDA device");
+    td_close(td);
+    return has;
+}
+
+START_TEST(test_what_cannot_be_had_is_said)
+{
+    static const struct { const char *device; td_dtype dtype; const char *says; } wrong[] = {
+        { "gpu", TD_F32, "device 'gpu' is not known" },
+        { "cuda:x", TD_F32, "device 'cuda:x'" },
+        { "cuda:1000", TD_F32, "device 'cuda:1000'" },
+        { "cuda", TD_F64, "f64" },
+    };
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        td_context *td = td_open(&(td_options){ .device = wrong[i].device, .dtype = wrong[i].dtype, .log = check_log_line });
+        ck_assert_int_ne(td_error(td), TD_OK);
+        ck_assert_str_has(td_error_text(td), wrong[i].says);
+        td_close(td);
+    }
+}
+END_TEST
+
+/* ---- Operations */
+
+/* What a case gives: the result, then the gradient of each input that has one, as doubles. */
+typedef struct outcome {
+    double *values;
+    int64_t part[1 + INPUTS];                 /* elements of the result and of each gradient */
+    int64_t count;
+    bool missing;                             /* the operation cannot be run there */
+    char error[300];
+} outcome;
+
+static bool has_gradient(const td_op *op, const td_case *c) { return op->gradient && !c->no_gradient_check; }
+
+/* The case in `dtype`, with inputs and result as td_float. */
+static td_tensor record_case(td_context *td, const td_op *op, const td_case *c, case_data *d, td_dtype dtype, td_tensor keep[1 + INPUTS])
+{
+    td_tensor in[INPUTS], narrow[INPUTS];
+    record_inputs(td, d, in);
+    for (int i = 0; i < d->inputs; i++) {
+        narrow[i] = is_label(d, i) || dtype == td_float(td) ? in[i] : td_cast(in[i], dtype);
+        if (!is_label(d, i) && td_float(td) == TD_F64 && dtype != TD_F32) narrow[i] = td_cast(narrow[i], TD_F64); /* rounded, computed in f64 */
+    }
+    td_tensor y = td_record(op, TD_HERE, d->inputs, narrow, c->attr);
+    keep[0] = td_dtype_at(y) == td_float(td) ? y : td_cast(y, td_float(td));
+    td_keep(keep[0]);
+    for (int i = 0; i < d->inputs; i++) {
+        keep[1 + i] = TD_NO_TENSOR;
+        if (is_label(d, i) || !has_gradient(op, c)) continue;
+        keep[1 + i] = td_gradient(project(y, 0), in[i]);
+        td_keep(keep[1 + i]);
+    }
+    return y;
+}
+
+static outcome outcome_of(td_context *td, const td_op *op, const td_case *c, td_dtype dtype, uint64_t start, int runs)
+{
+    outcome o = { .count = 0 };
+    case_data d = data_from(c, start);
+    td_tensor keep[1 + INPUTS];
+    for (int r = 0; r < runs; r++) {
+        record_case(td, op, c, &d, dtype, keep);
+        if (td_step(td)) continue;
+        snprintf(o.error, sizeof o.error, "%s", td_error_text(td));
+        o.missing = strstr(o.error, "cannot be run on a GPU") != NULL;
+        td_clear_error(td);
+        return o;
+    }
+    for (int i = 0; i < 1 + d.inputs; i++)
+        if (keep[i].td) o.count += o.part[i] = td_shape_elements(td_shape_at(keep[i]));
+    o.values = check_alloc((size_t)o.count * sizeof *o.values + 1);
+    double *to = o.values;
+    for (int i = 0; i < 1 + d.inputs; to += o.part[i], i++)
+        if (keep[i].td) memcpy(to, check_read(keep[i], op->name, __FILE__, __LINE__), (size_t)o.part[i] * sizeof *to);
+    return o;
+}
+
+static const td_dtype dtypes[] = { TD_F32, TD_BF16, TD_F16 };
+
+/* Says what differs; the number of cases that do. */
+static int compare(const td_op *op, int number, td_dtype dtype, const outcome *got, const outcome *want)
+{
+    double allowed = dtype == TD_F32 ? 1e-5 : 1e-2;
+    const double *a = got->values, *b = want->values;
+    int wrong = 0;
+    for (int i = 0; i < 1 + INPUTS; a += want->part[i], b += want->part[i], i++) {
+        double error = relative_error(a, b, want->part[i]);
+        if (error <= allowed) continue;
+        wrong = 1;
+        printf("%s, case %d, %s: %s is off by %.3g (allowed %g)\n", op->name, number, td_dtype_name(dtype), i ? "a gradient" : "the result", error, allowed);
+    }
+    return wrong;
+}
+
+static void check_operations(bool poison)
+{
+    uint64_t start = (uint64_t)time(NULL) % 100000 * 1000;
+    td_context *gpu = open_gpu(TD_F32, poison), *cpu = open_cpu(TD_F64);
+    int wrong = 0, checked = 0, missing = 0;
+    printf("inputs from draw %llu on\n", (unsigned long long)start);
+    for (int o = 0; o < OPERATIONS; o++)
+        for (int c = 0; c < cases_of(operations[o]); c++)
+            for (size_t t = 0; t < sizeof dtypes / sizeof *dtypes; t++) {
+                const td_op *op = operations[o];
+                outcome want = outcome_of(cpu, op, &op->cases[c], dtypes[t], start, 1);
+                if (!want.values) continue; /* not of floats */
+                outcome got = outcome_of(gpu, op, &op->cases[c], dtypes[t], start, poison ? 1 : 3);
+                if (!got.values) {
+                    printf("%s, case %d, %s: %s\n", op->name, c, td_dtype_name(dtypes[t]), got.error);
+                    missing += got.missing;
+                    wrong += !got.missing;
+                    continue;
+                }
+                checked++;
+                wrong += compare(op, c, dtypes[t], &got, &want);
+            }
+    printf("%d cases checked, %d wrong, %d not to be had on a GPU\n", checked, wrong, missing);
+    ck_assert_int_eq(wrong, 0);
+    ck_assert_int_eq(missing, 0);
+    ck_assert_int_gt(checked, 300);
+    td_close(gpu);
+    td_close(cpu);
+}
+
+START_TEST(test_operations_equal_the_cpu_in_poisoned_memory)
+{
+    if (gpu_for(__func__)) check_operations(true);
+}
+END_TEST
+
+START_TEST(test_operations_equal_the_cpu_as_graphs)
+{
+    if (gpu_for(__func__)) check_operations(false);
+}
+END_TEST
+
+/* ---- Models */
+
+enum { STEPS = 12, ROWS = 24, IN = 37, CLASSES = 5 };
+
+typedef struct curve {
+    double loss[STEPS];
+    td_device_counts counts, before;          /* at the end, and after the third step */
+} curve;
+
+static void train_mlp(td_context *td, curve *out)
+{
+    static float x[ROWS * IN];
+    static int32_t y[ROWS];
+    td_module root = td_root(td);
+    nn_linear hidden = nn_linear_make(root, "hidden", IN, 50), last = nn_linear_make(root, "out", 50, CLASSES);
+    nn_dropout drop = nn_dropout_make(root, "drop", 0.1);
+    opt_optimizer *opt = opt_adamw(root, &(opt_adamw_options){ .decay = 0.01, .max_norm = 1 });
+    td_tensor losses[STEPS];
+    for (int s = 0; s < STEPS; s++) {
+        for (int i = 0; i < ROWS * IN; i++) x[i] = (float)check_normal((uint64_t)(s * ROWS * IN + i + 1));
+        for (int i = 0; i < ROWS; i++) y[i] = (i * 7 + s) % CLASSES;
+        td_tensor in = td_batch(td, "x", TD_F32, TD_SHAPE(ROWS, IN), x), label = td_batch(td, "y", TD_I32, TD_SHAPE(ROWS), y);
+        td_tensor h = nn_dropout_apply(&drop, td_gelu(nn_linear_apply(&hidden, in)));
+        losses[s] = td_cross_entropy(nn_linear_apply(&last, h), label);
+        td_backward(losses[s]);
+        opt_step(opt, 1e-2);
+        if (s == 3) out->before = td->device_counts;
+        ck_assert_msg(td_step(td), "step %d: %s", s, td_error_text(td));
+        out->loss[s] = td_item(losses[s]);
+    }
+    out->counts = td->device_counts;
+    opt_close(opt);
+}
+
+static const gpt_size sizes[] = {
+    { .layers = 2, .heads = 3, .width = 24, .context = 20, .vocabulary = 67, .dropout = 0.1 },
+    { .form = GPT_LLAMA, .layers = 2, .heads = 4, .kv_heads = 2, .width = 32, .hidden = 40, .context = 16, .vocabulary = 29 },
+};
+
+static void train_gpt(td_context *td, gpt_size size, curve *out)
+{
+    static int32_t text[4 * 21];
+    gpt g = { 0 };
+    gpt_make(&g, td_root(td), size);
+    opt_optimizer *opt = opt_adamw(td_root(td), &(opt_adamw_options){ .decay = 0.1, .max_norm = 1 });
+    for (int s = 0; s < STEPS; s++) {
+        for (int i = 0; i < 4 * 21; i++) text[i] = (int32_t)((i * 7 + i / 21 * (s % 5 + 1)) % size.vocabulary);
+        td_tensor ids = td_batch(td, "ids", TD_I32, TD_SHAPE(4, size.context), text), next = td_batch(td, "next", TD_I32, TD_SHAPE(4, size.context), text + 1);
+        td_tensor loss = td_cross_entropy(gpt_logits(&g, ids), next);
+        td_backward(loss);
+        opt_step(opt, 3e-3);
+        if (s == 3) out->before = td->device_counts;
+        ck_assert_msg(td_step(td), "step %d: %s", s, td_error_text(td));
+        out->loss[s] = td_item(loss);
+    }
+    out->counts = td->device_counts;
+    opt_close(opt);
+}
+
+static curve curve_on(bool gpu, td_dtype dtype, int model)
+{
+    curve c = { 0 };
+    td_context *td = gpu ? open_gpu(dtype, false) : td_open(&(td_options){ .dtype = dtype, .seed = 1, .threads = 2, .log = check_log_line });
+    if (model == 0)
+        train_mlp(td, &c);
+    else
+        train_gpt(td, sizes[model - 1], &c);
+    td_close(td);
+    return c;
+}
+
+static void check_curves(td_dtype dtype, double allowed)
+{
+    for (int model = 0; model < 3; model++) {
+        curve want = curve_on(false, dtype, model), got = curve_on(true, dtype, model);
+        double error = relative_error(got.loss, want.loss, STEPS);
+        printf("model %d, %s: losses %.6f to %.6f, off by %.3g\n", model, td_dtype_name(dtype), got.loss[0], got.loss[STEPS - 1], error);
+        ck_assert_msg(error <= allowed, "model %d: losses are off by %.3g, allowed %g", model, error, allowed);
+        ck_assert(got.loss[STEPS - 1] < got.loss[0]);
+    }
+}
+
+START_TEST(test_curves_equal_the_cpu)
+{
+    if (!gpu_for(__func__)) return;
+    check_curves(TD_F32, 1e-5);
+    check_curves(TD_BF16, 1e-2);
+}
+END_TEST
+
+START_TEST(test_a_rerun_gives_the_same_bits)
+{
+    if (!gpu_for(__func__)) return;
+    for (int model = 0; model < 3; model++) {
+        curve first = curve_on(true, TD_F32, model), second = curve_on(true, TD_F32, model);
+        ck_assert_mem_eq(first.loss, second.loss, sizeof first.loss);
+    }
+}
+END_TEST
+
+START_TEST(test_a_replayed_step_allocates_nothing_and_is_one_graph)
+{
+    if (!gpu_for(__func__)) return;
+    curve c = curve_on(true, TD_F32, 0);
+    ck_assert_int_eq(c.counts.allocations, c.before.allocations);
+    ck_assert_int_eq(c.counts.calls, c.before.calls);
+    ck_assert_int_eq(c.counts.graphs, 1);
+    ck_assert_int_eq(c.counts.replays - c.before.replays, STEPS - 3);
+    ck_assert_int_eq(c.counts.waits - c.before.waits, STEPS - 3); /* for the losses that are read */
+}
+END_TEST
+
+TESTS("cuda", test_what_cannot_be_had_is_said, test_operations_equal_the_cpu_in_poisoned_memory, test_operations_equal_the_cpu_as_graphs,
+      test_curves_equal_the_cpu, test_a_rerun_gives_the_same_bits, test_a_replayed_step_allocates_nothing_and_is_one_graph)
