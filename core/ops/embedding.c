@@ -7,6 +7,7 @@
  * whatever the threads: each thread has columns of its own. Each is the other's gradient.
  */
 #include "core/ops/convert.h"
+#include "core/ops/embedding_cuda.h"
 #include "core/ops/op.h"
 #include "core/ops/shard.h"
 #include "core/ops/simd.h"
@@ -116,6 +117,7 @@ const td_op td_op_embedding = {
     .precision = TD_ANY_DTYPE,
     .cost      = embedding_cost,
     .cpu       = embedding_cpu,
+    .cuda      = TD_CUDA(td_embedding_cuda),
     .cases     = embedding_cases,
 };
 
@@ -207,6 +209,13 @@ static void gradient_cpu(const td_kernel *k)
                     (void *)k);
 }
 
+#ifdef TANDEM_CUDA
+static void gradient_cuda(const td_kernel *k)
+{
+    td_embedding_gradient_rows(k, td_rows_held(k, &k->in[0], (int)k->in[0].shape.rank));
+}
+#endif
+
 #define ROWS(rows_) &(const op_embedding_attr){ .rows = (rows_) }
 
 static const td_case gradient_cases[] = {
@@ -227,6 +236,7 @@ const td_op td_op_embedding_gradient = {
     .precision  = TD_WIDE,
     .cost       = embedding_cost,
     .cpu        = gradient_cpu,
+    .cuda       = TD_CUDA(gradient_cuda, td_embedding_gradient_cuda_prepare),
     .cases      = gradient_cases,
 };
 

@@ -17,6 +17,9 @@ typedef struct op_scatter_attr {
 
 enum { TASK_ELEMENTS = 8 << 10 };
 
+TD_CUDA_KERNEL(td_gather_cuda);
+TD_CUDA_KERNEL(td_scatter_add_cuda);
+
 static bool same_rows(const td_call *call, const td_value *values, const td_value *ids)
 {
     td_shape a = values->shape, b = ids->shape;
@@ -102,6 +105,7 @@ const td_op td_op_gather = {
     .place     = td_rule_rows,
     .precision = TD_ANY_DTYPE,
     .cpu       = gather_cpu,
+    .cuda      = TD_CUDA(td_gather_cuda),
     .cases     = gather_cases,
 };
 
@@ -176,6 +180,7 @@ const td_op td_op_scatter_add = {
     .place      = td_rule_rows,
     .precision  = TD_WIDE,
     .cpu        = scatter_cpu,
+    .cuda       = TD_CUDA(td_scatter_add_cuda),
     .cases      = scatter_cases,
 };
 

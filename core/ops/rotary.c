@@ -11,6 +11,7 @@
  */
 #include "core/ops/convert.h"
 #include "core/ops/op.h"
+#include "core/ops/rotary_cuda.h"
 #include "core/ops/simd.h"
 
 #include <math.h>
@@ -239,6 +240,22 @@ static void rotary_cpu(const td_kernel *k)
         td_parallel_for(k->run, r.parts, 1, turn_part, &r);
 }
 
+#ifdef TANDEM_CUDA
+static bool rotary_cuda_prepare(td_context *td, const td_kernel *k, td_preparation *out)
+{
+    const op_rotary_attr *attr = k->attr;
+    int64_t half = k->in[0].shape.dim[3] / 2;
+    if (half > TD_ROTARY_PAIRS) {
+        td_fail(td, TD_ERROR_UNSUPPORTED, "rotary: heads of %lld are too wide for a GPU: %d at most", (long long)(2 * half), 2 * TD_ROTARY_PAIRS);
+        return false;
+    }
+    td_rotary_angles *angles = out->prepared = td_prepared_new(td, sizeof *angles);
+    for (int64_t j = 0; angles && j < half; j++)
+        angles->step[j] = frequency(attr, j, 2 * half) * (attr->back ? -1 : 1);
+    return angles != NULL;
+}
+#endif
+
 static void rotary_print(const td_program *p, const td_node *n, char *to, size_t room)
 {
     const op_rotary_attr *attr = td_node_attr(p, n);
@@ -271,6 +288,7 @@ const td_op td_op_rotary = {
     .cost       = rotary_cost,
     .prepare    = rotary_prepare,
     .cpu        = rotary_cpu,
+    .cuda       = TD_CUDA(td_rotary_cuda, rotary_cuda_prepare, td_prepared_free),
     .print      = rotary_print,
     .cases      = rotary_cases,
 };

@@ -6,7 +6,7 @@
  * Any dtype: bytes are copied. The part of a slice that lies outside of x is not written, and reads as 0: an index below 0
  * does not count from the end. Each is the other's gradient. A write whose x nobody reads afterwards costs the slice alone.
  */
-#include "core/ops/op.h"
+#include "core/ops/slice_at.h"
 
 typedef struct op_slice_write_attr {
     int64_t axis;
@@ -43,18 +43,9 @@ static void slice_at_place(const td_program *p, const td_node *n, int64_t axis, 
         rule->in[j][0] = 1;
 }
 
-/* (B, middle, size, inner) beside (B, middle, count, inner): the whole rows and the slices. */
-typedef struct slices {
-    const int32_t *at;
-    const char *x;                            /* whole rows, read */
-    char *y;                                  /* written: whole rows, or slices */
-    const char *value;                        /* slices, read */
-    int64_t rows, middle, size, count, bytes; /* rows: B * middle; bytes of one index of the dimension */
-} slices;
-
-static slices slices_of(td_shape whole, int64_t axis, int64_t count, td_dtype dtype)
+static td_slices slices_of(td_shape whole, int64_t axis, int64_t count, td_dtype dtype)
 {
-    return (slices){ .rows = td_shape_product(whole, 0, (int)axis), .middle = td_shape_product(whole, 1, (int)axis),
+    return (td_slices){ .rows = td_shape_product(whole, 0, (int)axis), .middle = td_shape_product(whole, 1, (int)axis),
                      .size = whole.dim[axis], .count = count,
                      .bytes = td_shape_product(whole, (int)axis + 1, (int)whole.rank) * td_dtype_size(dtype) };
 }
@@ -69,7 +60,7 @@ static int64_t clipped(int64_t x, int64_t high)
     return x < 0 ? 0 : x > high ? high : x;
 }
 
-static part part_of(const slices *s, int64_t row)
+static part part_of(const td_slices *s, int64_t row)
 {
     int64_t at = s->at[row / s->middle], begin = clipped(at, s->size);
     part p = { .begin = begin, .count = clipped(at + s->count, s->size) - begin };
@@ -148,7 +139,7 @@ static td_cost write_cost(const td_kernel *k)
 /* The value may lie in x itself, so it is moved; that takes place within one row. */
 static void write_rows(void *user, int64_t begin, int64_t end)
 {
-    const slices *s = user;
+    const td_slices *s = user;
     for (int64_t row = begin; row < end; row++) {
         part p = part_of(s, row);
         const char *x = s->x + row * s->size * s->bytes;
@@ -163,18 +154,40 @@ static void write_rows(void *user, int64_t begin, int64_t end)
     }
 }
 
-static void write_cpu(const td_kernel *k)
+static td_slices written_slices(const td_kernel *k)
 {
     const op_slice_write_attr *attr = k->attr;
-    slices s = slices_of(k->out[0].shape, attr->axis, k->in[1].shape.dim[attr->axis], k->out[0].dtype);
-    if (!td_arg_elements(&k->out[0]))
-        return;
+    td_slices s = slices_of(k->out[0].shape, attr->axis, k->in[1].shape.dim[attr->axis], k->out[0].dtype);
     s.x = k->in[0].data;
     s.value = k->in[1].data;
     s.at = k->in[2].data;
     s.y = k->out[0].data;
+    return s;
+}
+
+static void write_cpu(const td_kernel *k)
+{
+    td_slices s = written_slices(k);
+    if (!td_arg_elements(&k->out[0]))
+        return;
     td_parallel_for(k->run, s.rows, grain_of((s.x == s.y ? s.count : s.size) * s.bytes), write_rows, &s);
 }
+
+#ifdef TANDEM_CUDA
+/* In place, room for a value that lies in x itself. */
+static bool write_cuda_prepare(td_context *td, const td_kernel *k, td_preparation *out)
+{
+    (void)td;
+    out->workspace_bytes = k->in_place ? td_arg_bytes(&k->in[1]) : 0;
+    return true;
+}
+
+static void write_cuda(const td_kernel *k)
+{
+    if (td_arg_elements(&k->out[0]))
+        td_slice_write_on_gpu(k, written_slices(k), k->workspace);
+}
+#endif
 
 static void write_print(const td_program *p, const td_node *n, char *to, size_t room)
 {
@@ -204,6 +217,7 @@ const td_op td_op_slice_write = {
     .precision  = TD_ANY_DTYPE,
     .cost       = write_cost,
     .cpu        = write_cpu,
+    .cuda       = TD_CUDA(write_cuda, write_cuda_prepare),
     .print      = write_print,
     .inplace    = { 0 },
     .cases      = write_cases,
@@ -258,7 +272,7 @@ static td_cost read_cost(const td_kernel *k)
 
 static void read_rows(void *user, int64_t begin, int64_t end)
 {
-    const slices *s = user;
+    const td_slices *s = user;
     for (int64_t row = begin; row < end; row++) {
         part p = part_of(s, row);
         char *y = s->y + row * s->count * s->bytes;
@@ -269,17 +283,31 @@ static void read_rows(void *user, int64_t begin, int64_t end)
     }
 }
 
-static void read_cpu(const td_kernel *k)
+static td_slices read_slices(const td_kernel *k)
 {
     const op_slice_read_attr *attr = k->attr;
-    slices s = slices_of(k->in[0].shape, attr->axis, attr->count, k->in[0].dtype);
-    if (!td_arg_elements(&k->out[0]))
-        return;
+    td_slices s = slices_of(k->in[0].shape, attr->axis, attr->count, k->in[0].dtype);
     s.x = k->in[0].data;
     s.at = k->in[1].data;
     s.y = k->out[0].data;
+    return s;
+}
+
+static void read_cpu(const td_kernel *k)
+{
+    td_slices s = read_slices(k);
+    if (!td_arg_elements(&k->out[0]))
+        return;
     td_parallel_for(k->run, s.rows, grain_of(s.count * s.bytes), read_rows, &s);
 }
+
+#ifdef TANDEM_CUDA
+static void read_cuda(const td_kernel *k)
+{
+    if (td_arg_elements(&k->out[0]))
+        td_slice_read_on_gpu(k, read_slices(k));
+}
+#endif
 
 static void read_print(const td_program *p, const td_node *n, char *to, size_t room)
 {
@@ -308,6 +336,7 @@ const td_op td_op_slice_read = {
     .precision  = TD_ANY_DTYPE,
     .cost       = read_cost,
     .cpu        = read_cpu,
+    .cuda       = TD_CUDA(read_cuda),
     .print      = read_print,
     .cases      = read_cases,
 };
