@@ -9,6 +9,7 @@
 #include <tandem/rewrite.h>
 
 struct td_onednn;
+struct td_nvrtc;
 struct td_profile;
 struct td_profiled_plan;
 
@@ -141,6 +142,7 @@ struct td_context {
     td_run run;
     td_report report;
     struct td_onednn *onednn;
+    struct td_nvrtc *nvrtc;                   /* of a GPU: the compiler of kernels and what it compiled; NULL: not yet */
     bool profiling;
     struct td_profile *profile;               /* NULL: none was begun */
 

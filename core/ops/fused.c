@@ -368,5 +368,6 @@ const td_op td_op_fused = {
     .prepare = fused_prepare,
     .release = td_prepared_free,
     .cpu     = td_fused_cpu,
+    .cuda    = TD_CUDA(td_fused_cuda, td_fused_cuda_prepare, td_prepared_free),
     .print   = fused_print,
 };

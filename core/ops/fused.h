@@ -27,8 +27,7 @@
 #ifndef TANDEM_CORE_OPS_FUSED_H
 #define TANDEM_CORE_OPS_FUSED_H
 
-#include <tandem/rewrite.h>
-
+#include "core/ops/op.h"
 #include "core/ops/pointwise_table.h"
 
 enum {
@@ -71,8 +70,10 @@ size_t td_fused_finish(const td_fused_builder *b, void *attr);
 /* The functions of a chain in their order: "mul+add+gelu". */
 void td_fused_parts(const void *attr, char *to, size_t room);
 
-/* The kernel of a single pointwise node: a chain of one instruction. */
+/* The kernels, also of a single pointwise node: a chain of one instruction. */
 bool td_pointwise_prepare(td_context *td, const td_kernel *k, td_preparation *out);
 void td_fused_cpu(const td_kernel *k);
+TD_CUDA_KERNEL(td_fused_cuda);
+TD_CUDA_PREPARE(td_fused_cuda_prepare);
 
 #endif

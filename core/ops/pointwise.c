@@ -147,6 +147,7 @@ static const td_case cases_3_ANY[] = { { .in = { TD_RANDN(3, 5), TD_RANDN(3, 5),
         .prepare    = td_pointwise_prepare,                        \
         .release    = td_prepared_free,                            \
         .cpu        = td_fused_cpu,                                \
+        .cuda       = TD_CUDA(td_fused_cuda, td_fused_cuda_prepare, td_prepared_free), \
         .cases      = cases_##operands##_##domain,                 \
         .expression = #text,                                       \
         .pointwise  = TD_POINTWISE_##op,                           \
@@ -229,6 +230,7 @@ const td_op td_op_cast = {
     .prepare    = td_pointwise_prepare,
     .release    = td_prepared_free,
     .cpu        = td_fused_cpu,
+    .cuda       = TD_CUDA(td_fused_cuda, td_fused_cuda_prepare, td_prepared_free),
     .print      = cast_print,
     .cases      = cast_cases,
     .expression = "a",

@@ -166,6 +166,7 @@ const td_op td_op_broadcast = {
     .prepare    = td_pointwise_prepare,
     .release    = td_prepared_free,
     .cpu        = td_fused_cpu,
+    .cuda       = TD_CUDA(td_fused_cuda, td_fused_cuda_prepare, td_prepared_free),
     .print      = print_shape,
     .cases      = broadcast_cases,
     .expression = "a",

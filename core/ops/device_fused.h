@@ -1,0 +1,62 @@
+/* Chains of pointwise operations on a GPU: what a kernel needs to know of one, and the two ways to run it.
+ *
+ * A chain runs as a kernel of its own, source that is generated here and compiled by NVRTC when the plan is made; or, where fusion is left
+ * out, in eager mode, and for operands that do not lie on 16-byte boundaries, by one kernel that reads the instructions.
+ *
+ * Floor: the bytes of the operands, each once. A stretched operand stays in L2.
+ */
+#ifndef TANDEM_CORE_OPS_DEVICE_FUSED_H
+#define TANDEM_CORE_OPS_DEVICE_FUSED_H
+
+#include "core/device_cuda.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#include "core/ops/fused.h"
+
+/* The elements of the outputs as dimensions, innermost first, along each of which every input either steps or is stretched: dimensions
+ * alike in that are one. There is at least one. */
+typedef struct td_chain {
+    td_fused_header header;
+    td_fused_instruction code[TD_FUSED_INSTRUCTIONS];
+    uint16_t output[TD_FUSED_OUTPUTS];        /* registers */
+    uint8_t in_dtype[TD_FUSED_INPUTS], out_dtype[TD_FUSED_OUTPUTS];
+    uint8_t steps[TD_FUSED_INPUTS];           /* bit d: steps along dimension d; none: one element */
+    bool dense[TD_FUSED_INPUTS];              /* steps along all: the outputs' shape */
+    bool wide;                                /* computes in f64 */
+    int32_t rank;
+    int64_t elements;
+    int64_t size[TD_MAX_DIMS];
+    int64_t stride[TD_FUSED_INPUTS][TD_MAX_DIMS]; /* in elements; 0 where it is stretched */
+} td_chain;
+
+/* The chain of a td_op_fused, of a pointwise operation, a cast or a broadcast. */
+td_chain td_chain_of(const td_kernel *k);
+
+/* The most elements, 1 to 8, that a thread of the generated kernel takes at once. */
+int td_chain_width(const td_chain *c);
+
+/* The chain's kernel, td_chain_kernel, for `width` elements at once. It serves every chain of the same operations, dtypes and steps.
+ * Owned by the caller. No text and an error without memory. */
+enum { TD_CHAIN_THREADS = 128 };
+td_text td_chain_source(td_context *td, const td_chain *c, int width);
+
+/* The kernel's one argument: pointers to the inputs and to the outputs, then numbers. */
+enum { TD_CHAIN_NUMBERS = 1 + 3 * TD_MAX_DIMS + TD_FUSED_INPUTS * TD_MAX_DIMS };
+typedef struct td_chain_numbers {
+    int count;
+    uint32_t at[TD_CHAIN_NUMBERS];            /* the first: how many groups of `width` elements there are */
+} td_chain_numbers;
+/* False: there are too many elements for 32-bit indices. */
+bool td_chain_numbers_of(const td_chain *c, int width, td_chain_numbers *out);
+
+/* Runs the chain as it is written. */
+void td_chain_interpret(const td_kernel *k, const td_chain *c);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,88 @@
+/* One kernel for every chain of pointwise operations: it reads the instructions as it goes. See device_fused.h. */
+#include "core/ops/device_fused.h"
+
+#include "core/ops/stored.cuh"
+
+enum { THREADS = 128 };
+
+typedef struct chain_run {
+    td_chain chain;
+    const void *in[TD_FUSED_INPUTS];
+    void *out[TD_FUSED_OUTPUTS];
+} chain_run;
+static_assert(sizeof(chain_run) <= 4096, "a kernel's arguments take at most 4 KiB");
+
+#define APPLY(name, operands, partial, domain, expression, ...) \
+    case TD_POINTWISE_##name: return (T)(expression);
+
+template <typename T> static __device__ T apply(int function, T a, T b, T c)
+{
+    switch (function) {
+        TD_POINTWISE(APPLY)
+    default: return a; /* cast */
+    }
+}
+
+template <typename T> static __device__ T read(int dtype, const void *from, int64_t index)
+{
+    T x = 0;
+    TD_STORED(dtype, x = (T)td_number(((const S *)from)[index]));
+    return x;
+}
+
+template <typename T> static __device__ void write(int dtype, void *to, int64_t index, T x)
+{
+    TD_STORED(dtype, td_put(((S *)to)[index], x));
+}
+
+template <typename T> static __device__ T rounded(int dtype, T x)
+{
+    TD_STORED(dtype, x = td_round<S>(x));
+    return x;
+}
+
+/* Where element `index` of the outputs is in input i. */
+static __device__ int64_t offset_of(const td_chain *c, int i, int64_t index)
+{
+    if (c->dense[i]) return index;
+    int64_t offset = 0;
+    for (int d = 0; d < c->rank; d++) {
+        offset += index % c->size[d] * c->stride[i][d];
+        index /= c->size[d];
+    }
+    return offset;
+}
+
+/* Registers are in shared memory, where a number may choose among them. No thread reads another's, nor an input's element after it has
+ * written that element of an output. */
+template <typename T> static __global__ void __launch_bounds__(THREADS) interpret(const __grid_constant__ chain_run run)
+{
+    extern __shared__ double memory[];
+    T *registers = (T *)memory + threadIdx.x;
+    const td_chain *c = &run.chain;
+    for (int64_t i = blockIdx.x * (int64_t)THREADS + threadIdx.x; i < c->elements; i += gridDim.x * (int64_t)THREADS) {
+        for (int r = 0; r < c->header.inputs; r++) registers[r * THREADS] = read<T>(c->in_dtype[r], run.in[r], offset_of(c, r, i));
+        for (int n = 0; n < c->header.instructions; n++) {
+            const td_fused_instruction *op = &c->code[n];
+            T a = registers[op->from[0] * THREADS], b = registers[op->from[1] * THREADS], d = registers[op->from[2] * THREADS];
+            registers[op->to * THREADS] = rounded(op->dtype, apply(op->function, a, b, d));
+        }
+        for (int o = 0; o < c->header.outputs; o++) write(c->out_dtype[o], run.out[o], i, registers[c->output[o] * THREADS]);
+    }
+}
+
+extern "C" void td_chain_interpret(const td_kernel *k, const td_chain *c)
+{
+    chain_run run = { *c, { NULL }, { NULL } };
+    for (int i = 0; i < k->inputs; i++) run.in[i] = k->in[i].data;
+    for (int o = 0; o < k->outputs; o++) run.out[o] = k->out[o].data;
+    if (!c->elements) return;
+    int64_t most = td_cuda_limits_of(k->run->td).multiprocessors * (int64_t)16;
+    unsigned blocks = (unsigned)td_smaller(td_blocks_for(c->elements, THREADS, 1), most);
+    size_t shared = (size_t)c->header.registers * THREADS * (c->wide ? sizeof(double) : sizeof(float));
+    if (c->wide)
+        interpret<double><<<blocks, THREADS, shared, td_stream(k)>>>(run);
+    else
+        interpret<float><<<blocks, THREADS, shared, td_stream(k)>>>(run);
+    td_cuda_launched(k);
+}
