@@ -19,6 +19,9 @@ typedef struct td_iota_attr {
 
 enum { BLOCK = 512, TASK_ELEMENTS = 32 << 10 };
 
+TD_CUDA_KERNEL(td_fill_cuda);
+TD_CUDA_KERNEL(td_iota_cuda);
+
 static void no_gradient(const td_gradient_call *g)
 {
     (void)g; /* no inputs */
@@ -71,6 +74,7 @@ const td_op td_op_fill = {
     .place      = fill_place,
     .precision  = TD_ANY_DTYPE,
     .cpu        = fill_cpu,
+    .cuda       = TD_CUDA(td_fill_cuda),
     .print      = fill_print,
 };
 
@@ -113,6 +117,7 @@ const td_op td_op_iota = {
     .place      = fill_place,
     .precision  = TD_ANY_DTYPE,
     .cpu        = iota_cpu,
+    .cuda       = TD_CUDA(td_iota_cuda),
 };
 
 td_tensor td_iota_at(td_context *td, td_dtype dtype, int64_t count, td_here here)
