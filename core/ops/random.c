@@ -5,17 +5,14 @@
  * one batch. So a mask is the same on any number of ranks and under any accumulation, and again in the backward.
  */
 #include "core/ops/convert.h"
+#include "core/ops/draw.h"
 #include "core/ops/op.h"
 #include "core/random.h"
 
-typedef struct td_draw_attr {
-    double p; /* P(0) of a mask */
-    uint64_t key;
-    int64_t dtype;
-    td_shape shape;
-} td_draw_attr;
-
 enum { BLOCK = 512, TASK_ELEMENTS = 16 << 10 };
+
+TD_CUDA_KERNEL(td_dropout_mask_cuda);
+TD_CUDA_KERNEL(td_uniform_cuda);
 
 static bool draw_shape(td_call *call)
 {
@@ -148,6 +145,7 @@ const td_op td_op_dropout_mask = {
     .precision  = TD_ANY_DTYPE,
     .cost       = draw_cost,
     .cpu        = mask_cpu,
+    .cuda       = TD_CUDA(td_dropout_mask_cuda),
     .print      = mask_print,
 };
 
@@ -175,6 +173,7 @@ const td_op td_op_uniform = {
     .precision  = TD_ANY_DTYPE,
     .cost       = draw_cost,
     .cpu        = uniform_cpu,
+    .cuda       = TD_CUDA(td_uniform_cuda),
 };
 
 td_tensor td_dropout_mask_at(td_context *td, td_dtype dtype, td_shape shape, double p, uint64_t key, td_here here)

@@ -1,0 +1,114 @@
+/* Draws on a GPU: bit-equal to those of random.c. A thread makes a block of four words and writes those of its elements that this rank
+ * has. Floor: the bytes of the output; ten rounds of Philox for four elements come close to it where elements have two bytes. */
+#include "core/ops/random.cuh"
+#include "core/ops/stored.cuh"
+
+extern "C" {
+#include "core/ops/draw.h"
+}
+
+enum { THREADS = 256 };
+
+/* This rank's part as runs that are adjacent in the global value, too: dimensions before `split` count them. */
+typedef struct draw {
+    const td_cuda_run *run;
+    uint64_t key;
+    int64_t micro;                  /* of this node, from the step's first */
+    int64_t elements;               /* of the global value */
+    int64_t runs, run_elements;
+    int64_t run_blocks;             /* of Philox that a run touches, at most */
+    int split, rank;
+    int64_t begin[TD_MAX_DIMS];     /* where this rank's part begins */
+    int64_t local[TD_MAX_DIMS], global[TD_MAX_DIMS];
+} draw;
+
+/* Where run number `run` begins in the global value. */
+static __device__ int64_t run_begin(const draw *d, int64_t run)
+{
+    int64_t index = 0, stride = 1;
+    for (int i = d->rank - 1; i >= 0; i--) {
+        int64_t at = d->begin[i];
+        if (i < d->split) {
+            at += run % d->local[i];
+            run /= d->local[i];
+        }
+        index += at * stride;
+        stride *= d->global[i];
+    }
+    return index;
+}
+
+/* 0 where the word is below p 2^32, else 1 / (1 - p). */
+typedef struct mask_value {
+    uint32_t below;
+    float kept;
+    __device__ float operator()(uint32_t word) const { return word < below ? 0 : kept; }
+} mask_value;
+
+/* [0, 1), of 24 bits. */
+typedef struct uniform_value {
+    __device__ float operator()(uint32_t word) const { return (float)(word >> 8) * 0x1p-24f; }
+} uniform_value;
+
+template <typename S, typename V> static __global__ void __launch_bounds__(THREADS) make_draw(const __grid_constant__ draw d, V value, S *y)
+{
+    td_device_random random = td_random_on(d.run, d.key);
+    uint64_t base = (uint64_t)(d.run->micro + d.micro) * (uint64_t)d.elements;
+    for (int64_t t = blockIdx.x * (int64_t)THREADS + threadIdx.x; t < d.runs * d.run_blocks; t += gridDim.x * (int64_t)THREADS) {
+        int64_t run = d.runs == 1 ? 0 : t / d.run_blocks;
+        uint64_t first = base + (uint64_t)run_begin(&d, run);
+        uint64_t block = first / 64 * 16 + (uint64_t)(t - run * d.run_blocks);
+        uint64_t index = block / 16 * 64 + block % 16;
+        uint4 made = td_random_block(random, block);
+        uint32_t words[4] = { made.x, made.y, made.z, made.w };
+#pragma unroll
+        for (int w = 0; w < 4; w++) {
+            int64_t within = (int64_t)(index + 16 * w - first); /* below 0: before the run */
+            if (within >= 0 && within < d.run_elements) td_put(y[run * d.run_elements + within], value(words[w]));
+        }
+    }
+}
+
+static draw draw_of(const td_kernel *k)
+{
+    const td_draw_attr *attr = (const td_draw_attr *)k->attr;
+    const td_arg *y = &k->out[0];
+    draw d = {};
+    d.run = td_device_run(k);
+    d.key = attr->key;
+    d.micro = k->phase / 2;
+    d.elements = td_shape_elements(y->global);
+    d.rank = (int)y->shape.rank;
+    for (int i = 0; i < d.rank; i++) {
+        d.begin[i] = td_arg_extent(k->run->mesh, y, i).begin;
+        d.local[i] = y->shape.dim[i];
+        d.global[i] = y->global.dim[i];
+        if (d.local[i] != d.global[i]) d.split = i;
+    }
+    d.runs = td_shape_product(y->shape, 0, d.split);
+    d.run_elements = td_shape_product(y->shape, d.split, d.rank);
+    d.run_blocks = (d.run_elements + 62) / 64 * 16 + 16; /* wherever in a group of sixteen blocks it begins */
+    return d;
+}
+
+template <typename V> static void launch(const td_kernel *k, V value)
+{
+    draw d = draw_of(k);
+    if (!td_arg_elements(&k->out[0])) return;
+    void *y = k->out[0].data;
+    unsigned blocks = td_blocks_for(d.runs * d.run_blocks, THREADS, 1);
+    TD_STORED(k->out[0].dtype, (make_draw<S, V><<<blocks, THREADS, 0, td_stream(k)>>>(d, value, (S *)y)));
+    td_cuda_launched(k);
+}
+
+extern "C" void td_dropout_mask_cuda(const td_kernel *k)
+{
+    double p = ((const td_draw_attr *)k->attr)->p;
+    mask_value value = { (uint32_t)(p * 0x1p32), (float)(1 / (1 - p)) };
+    launch(k, value);
+}
+
+extern "C" void td_uniform_cuda(const td_kernel *k)
+{
+    launch(k, uniform_value());
+}
