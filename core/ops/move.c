@@ -10,6 +10,10 @@
 
 enum { TASK_BYTES = 128 << 10 };
 
+TD_CUDA_KERNEL(td_transpose_cuda);
+TD_CUDA_KERNEL(td_slice_cuda);
+TD_CUDA_KERNEL(td_concat_cuda);
+
 static int64_t grain_of(int64_t bytes)
 {
     return TASK_BYTES / (bytes > 0 ? bytes : 1) + 1;
@@ -125,6 +129,7 @@ const td_op td_op_transpose = {
     .place      = transpose_place,
     .precision  = TD_ANY_DTYPE,
     .cpu        = transpose_cpu,
+    .cuda       = TD_CUDA(td_transpose_cuda),
     .print      = transpose_print,
     .cases      = transpose_cases,
 };
@@ -249,6 +254,7 @@ const td_op td_op_slice = {
     .place      = slice_place,
     .precision  = TD_ANY_DTYPE,
     .cpu        = slice_cpu,
+    .cuda       = TD_CUDA(td_slice_cuda),
     .print      = slice_print,
     .cases      = slice_cases,
 };
@@ -347,6 +353,7 @@ const td_op td_op_concat = {
     .place      = concat_place,
     .precision  = TD_ANY_DTYPE,
     .cpu        = concat_cpu,
+    .cuda       = TD_CUDA(td_concat_cuda),
     .print      = concat_print,
     .cases      = concat_cases,
 };
