@@ -10,7 +10,7 @@
  * Ermon, Rudra, Re: "FlashAttention", 2022): with P the probabilities and M the scaled mask,
  *     dv = (P M)^T do,   dP = M (do v^T),   dS = P (dP - sum(do o)),   dq = scale dS k,   dk = scale dS^T q.
  */
-#include "core/ops/attention.h"
+#include "core/ops/attention_cuda.h"
 
 #include "core/ops/derive.h"
 
@@ -316,6 +316,7 @@ const td_op td_op_attention = {
     .cost       = attention_cost,
     .prepare    = td_attention_prepare,
     .cpu        = td_attention_cpu,
+    .cuda       = TD_CUDA(td_attention_cuda, td_attention_cuda_prepare),
     .print      = attention_print,
     .cases      = attention_cases,
 };
@@ -331,6 +332,7 @@ const td_op td_op_attention_gradient = {
     .cost       = attention_cost,
     .prepare    = td_attention_prepare,
     .cpu        = td_attention_gradient_cpu,
+    .cuda       = TD_CUDA(td_attention_gradient_cuda, td_attention_cuda_prepare),
     .print      = attention_print,
 };
 

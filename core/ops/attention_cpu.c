@@ -6,6 +6,7 @@
 #include "core/ops/attention_block.h"
 
 #include "core/cpu.h"
+#include "core/ops/attention_cuda.h"
 
 #define VECTOR_BYTES 32
 #define BLOCK_ROWS 4
@@ -83,6 +84,22 @@ static attention attention_of(const td_kernel *k)
     w.room = (elements * td_dtype_size(td_wide_dtype(q->dtype)) + 63) / 64 * 64;
     w.rooms = k->workspace;
     return w;
+}
+
+static td_heads heads_on_gpu(const heads *x) { return (td_heads){ .at = x->at, .batch = x->batch, .head = x->head, .row = x->row }; }
+
+td_attention_layout td_attention_layout_of(const td_kernel *k)
+{
+    attention w = attention_of(k);
+    const td_arg *q = &k->in[0];
+    return (td_attention_layout){
+        .batch = w.batch, .heads = w.heads, .rows = w.rows, .depth = w.depth, .shared = w.shared, .keys = w.keys, .values = w.values,
+        .q = heads_on_gpu(&w.q), .key = heads_on_gpu(&w.key), .value = heads_on_gpu(&w.value), .o = heads_on_gpu(&w.o), .dy = heads_on_gpu(&w.dy),
+        .dq = heads_on_gpu(&w.dq), .dk = heads_on_gpu(&w.dk), .dv = heads_on_gpu(&w.dv),
+        .first_sequence = td_arg_extent(k->run->mesh, q, 0).begin,
+        .first_head = w.attr->rows & TD_ATTENTION_Q ? 0 : td_arg_extent(k->run->mesh, q, 1).begin,
+        .global_heads = w.global_heads, .global_batch = q->global.dim[0], .lengths = w.lengths, .positions = w.positions,
+    };
 }
 
 /* What is known only when the kernel runs: where this rank's part lies in the draw. */

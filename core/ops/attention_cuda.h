@@ -1,0 +1,35 @@
+/* A call of attention as its kernels for GPUs see it. */
+#ifndef TANDEM_CORE_OPS_ATTENTION_CUDA_H
+#define TANDEM_CORE_OPS_ATTENTION_CUDA_H
+
+#include "core/ops/attention.h"
+
+/* Element (b, h, i, c) of an operand is at `at` + b batch + h head + i row + c of it. */
+typedef struct td_heads {
+    int64_t at, batch, head, row;
+} td_heads;
+
+/* Local sizes: queries (batch, heads, rows, depth), keys (batch, shared, keys, depth), values (batch, shared, keys, values). */
+typedef struct td_attention_layout {
+    int64_t batch, heads, rows, depth, shared, keys, values;
+    td_heads q, key, value, o, dy, dq, dk, dv; /* dy and those after it: of the backward */
+    int64_t first_sequence, first_head, global_heads, global_batch; /* of this rank's part, for dropout's draw */
+    const int32_t *lengths, *positions;       /* or NULL */
+} td_attention_layout;
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* attention_cpu.c, which both devices share. */
+td_attention_layout td_attention_layout_of(const td_kernel *k);
+
+TD_CUDA_KERNEL(td_attention_cuda);
+TD_CUDA_KERNEL(td_attention_gradient_cuda);
+TD_CUDA_PREPARE(td_attention_cuda_prepare);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
