@@ -7,16 +7,18 @@
  * Sums are taken in blocks whose bounds depend on the shape alone, so the result does not depend on the number of
  * threads: f32 within a block of at most 512 terms, f64 across blocks; f64 throughout for f64.
  */
+#include "core/ops/reduce.h"
+
 #include "core/ops/convert.h"
-#include "core/ops/op.h"
 #include "core/ops/simd.h"
 
 #include <math.h>
 
-typedef struct td_reduce_attr {
-    uint32_t axes; /* bit i: dimension i */
-    int32_t keep;
-} td_reduce_attr;
+TD_CUDA_KERNEL(td_sum_cuda);
+TD_CUDA_PREPARE(td_sum_cuda_prepare);
+TD_CUDA_KERNEL(td_max_cuda);
+TD_CUDA_PREPARE(td_max_cuda_prepare);
+TD_CUDA_KERNEL(td_argmax_cuda);
 
 enum {
     BLOCK = 512,          /* terms summed in f32 */
@@ -137,21 +139,8 @@ typedef struct reduction {
 
 static reduction reduction_of(const td_kernel *k)
 {
-    const td_reduce_attr *attr = k->attr;
-    const td_arg *x = &k->in[0];
-    int first = 0;
-    while (first < x->shape.rank && !(attr->axes >> first & 1))
-        first++;
-    int end = first;
-    while (end < x->shape.rank && (attr->axes >> end & 1))
-        end++;
-    reduction r = { .k = k, .outer = td_shape_product(x->shape, 0, first), .n = td_shape_product(x->shape, first, end),
-                    .inner = td_shape_product(x->shape, end, (int)x->shape.rank) };
-    r.valid = r.n;
-    if (first < end && r.n > 0) {
-        int64_t exist = td_arg_extent(k->run ? k->run->mesh : NULL, x, first).valid;
-        r.valid = r.n / x->shape.dim[first] * exist;
-    }
+    td_reduced of = td_reduced_of(k);
+    reduction r = { .k = k, .outer = of.outer, .n = of.n, .inner = of.inner, .valid = of.valid };
     r.rows = CHUNK / (r.inner > 0 ? r.inner : 1);
     int64_t least = (r.n + CHUNKS - 1) / CHUNKS;
     if (r.inner == 1) r.rows = CHUNK;
@@ -326,6 +315,7 @@ const td_op td_op_sum = {
     .cost       = reduce_cost,
     .prepare    = sum_prepare,
     .cpu        = sum_cpu,
+    .cuda       = TD_CUDA(td_sum_cuda, td_sum_cuda_prepare),
     .print      = reduce_print,
     .cases      = sum_cases,
 };
@@ -411,6 +401,7 @@ const td_op td_op_max = {
     .precision  = TD_ANY_DTYPE,
     .cost       = reduce_cost,
     .cpu        = max_cpu,
+    .cuda       = TD_CUDA(td_max_cuda, td_max_cuda_prepare),
     .print      = reduce_print,
     .cases      = max_cases,
 };
@@ -479,6 +470,7 @@ const td_op td_op_argmax = {
     .precision = TD_ANY_DTYPE,
     .cost      = reduce_cost,
     .cpu       = argmax_cpu,
+    .cuda      = TD_CUDA(td_argmax_cuda),
     .cases     = argmax_cases,
 };
 
