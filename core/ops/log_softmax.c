@@ -14,6 +14,9 @@
 
 #include <math.h>
 
+TD_CUDA_KERNEL(td_logsumexp_cuda);
+TD_CUDA_KERNEL(td_log_softmax_cuda);
+
 static bool is_row(const td_call *call)
 {
     td_dtype dtype = (td_dtype)call->in[0]->dtype;
@@ -141,6 +144,7 @@ const td_op td_op_logsumexp = {
     .precision = TD_WIDE,
     .cost      = row_cost,
     .cpu       = logsumexp_cpu,
+    .cuda      = TD_CUDA(td_logsumexp_cuda),
     .cases     = row_cases,
 };
 
@@ -225,6 +229,7 @@ const td_op td_op_log_softmax = {
     .precision = TD_ANY_DTYPE,
     .cost      = row_cost,
     .cpu       = log_softmax_cpu,
+    .cuda      = TD_CUDA(td_log_softmax_cuda),
     .cases     = row_cases,
 };
 

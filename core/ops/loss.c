@@ -14,6 +14,9 @@
 
 #include <math.h>
 
+TD_CUDA_KERNEL(td_cross_entropy_rows_cuda);
+TD_CUDA_KERNEL(td_cross_entropy_gradient_cuda);
+
 static bool labels_fit(const td_call *call)
 {
     td_shape logits = call->in[0]->shape, labels = call->in[1]->shape;
@@ -128,6 +131,7 @@ const td_op td_op_cross_entropy_rows = {
     .precision = TD_WIDE,
     .cost      = rows_cost,
     .cpu       = rows_cpu,
+    .cuda      = TD_CUDA(td_cross_entropy_rows_cuda),
     .cases     = rows_cases,
 };
 
@@ -219,6 +223,7 @@ const td_op td_op_cross_entropy_gradient = {
     .precision = TD_WIDE,
     .cost      = rows_cost,
     .cpu       = slope_cpu,
+    .cuda      = TD_CUDA(td_cross_entropy_gradient_cuda),
     .cases     = slope_cases,
 };
 

@@ -8,6 +8,8 @@
 #include "core/ops/op.h"
 #include "core/ops/rows.h"
 
+TD_CUDA_KERNEL(td_softmax_cuda);
+
 static bool softmax_shape(td_call *call)
 {
     td_dtype dtype = (td_dtype)call->in[0]->dtype;
@@ -78,6 +80,7 @@ const td_op td_op_softmax = {
     .precision = TD_ANY_DTYPE,
     .cost      = softmax_cost,
     .cpu       = softmax_cpu,
+    .cuda      = TD_CUDA(td_softmax_cuda),
     .cases     = softmax_cases,
 };
 
