@@ -15,6 +15,10 @@
 #include "core/ops/derive.h"
 #include "core/ops/shard.h"
 
+TD_CUDA_KERNEL(td_norm_cuda);
+TD_CUDA_KERNEL(td_norm_gradient_cuda);
+TD_CUDA_PREPARE(td_norm_gradient_cuda_prepare);
+
 enum { TASK_ELEMENTS = 8 << 10, CHUNK_ROWS = 32, CHUNKS = 64 };
 
 #define T float
@@ -73,14 +77,14 @@ static void norm_place(const td_program *p, const td_node *n, td_place_rule *rul
 
 static void norm_print(const td_program *p, const td_node *n, char *to, size_t room)
 {
-    const norm *attr = td_node_attr(p, n);
+    const td_norm_attr *attr = td_node_attr(p, n);
     td_print line = { .to = to, .room = room };
     td_print_add(&line, "eps %g", attr->eps);
 }
 
 static void norm_gradient_rule(const td_gradient_call *g)
 {
-    norm attr = *(const norm *)g->attr;
+    td_norm_attr attr = *(const td_norm_attr *)g->attr;
     attr.bias = g->inputs > 2;
     td_tensor first = td_record(&td_op_norm_gradient, g->here, 3, (td_tensor[]){ g->in[0], g->in[1], g->dout[0] },
                                 &attr);
@@ -90,7 +94,7 @@ static void norm_gradient_rule(const td_gradient_call *g)
 }
 
 /* The row without its mean, and the factor that brings its mean square to 1: (..., D) and (..., 1). */
-static td_tensor centered_parts(td_tensor x, const norm *attr, td_here here, td_tensor *scale)
+static td_tensor centered_parts(td_tensor x, const td_norm_attr *attr, td_here here, td_tensor *scale)
 {
     if (attr->centered)
         x = td_sub_at(x, td_mean_at(x, TD_LAST, TD_KEEP, here), here);
@@ -165,7 +169,7 @@ static void forward_part(void *user, int64_t part, int64_t end)
     (void)end; /* one part a call */
     const norm_work *w = user;
     const td_arg *in = w->k->in;
-    const norm *attr = w->k->attr;
+    const td_norm_attr *attr = w->k->attr;
     const void *bias = w->k->inputs > 2 ? in[2].data : NULL;
     for (int64_t row = w->rows * part / w->parts; row < w->rows * (part + 1) / w->parts; row++) {
         const void *x = td_arg_at(&in[0], row * w->columns);
@@ -188,13 +192,15 @@ static void norm_cpu(const td_kernel *k)
 
 /* ---- layer_norm and rms_norm ------------------------------------------------------------------------------ */
 
-static const norm layer_attr = { .eps = 1e-5, .centered = 1 }, rms_attr = { .eps = 1e-6 };
+static const td_norm_attr layer_attr = { .eps = 1e-5, .centered = 1 }, rms_attr = { .eps = 1e-6 };
 
 static const td_case layer_norm_cases[] = {
     { .in = { TD_RANDN(3, 5), TD_RANDN(5), TD_RANDN(5) }, .attr = &layer_attr },
     { .in = { TD_RANDN(2, 6, 7), TD_RANDN(7) }, .attr = &layer_attr, .note = "no bias" },
     { .in = { TD_RANDN(12, 33), TD_RANDN(33), TD_RANDN(33) }, .attr = &layer_attr },
     { .in = { TD_RANDN(2, 1031), TD_RANDN(1031), TD_RANDN(1031) }, .attr = &layer_attr, .note = "several blocks" },
+    { .in = { TD_RANDN(5, 64), TD_RANDN(64), TD_RANDN(64) }, .attr = &layer_attr, .note = "whole vectors" },
+    { .in = { TD_RANDN(3, 1032), TD_RANDN(1032), TD_RANDN(1032) }, .attr = &layer_attr, .note = "whole vectors, several blocks" },
     { .in = { TD_RANDN(0, 4), TD_RANDN(4), TD_RANDN(4) }, .attr = &layer_attr, .note = "no rows" },
     TD_CASES_END
 };
@@ -202,7 +208,7 @@ static const td_case layer_norm_cases[] = {
 const td_op td_op_layer_norm = {
     .name       = "layer_norm",
     .inputs     = -1,
-    .attr_bytes = sizeof(norm),
+    .attr_bytes = sizeof(td_norm_attr),
     .shape      = norm_shape,
     .gradient   = norm_gradient_rule,
     .decompose  = norm_decomposed,
@@ -211,13 +217,14 @@ const td_op td_op_layer_norm = {
     .cost       = norm_cost,
     .prepare    = norm_prepare,
     .cpu        = norm_cpu,
+    .cuda       = TD_CUDA(td_norm_cuda),
     .print      = norm_print,
     .cases      = layer_norm_cases,
 };
 
 td_tensor td_layer_norm_at(td_tensor x, td_tensor weight, td_tensor bias, double eps, td_here here)
 {
-    norm attr = { .eps = eps, .centered = 1 };
+    td_norm_attr attr = { .eps = eps, .centered = 1 };
     return td_record(&td_op_layer_norm, here, bias.td ? 3 : 2, (td_tensor[]){ x, weight, bias }, &attr);
 }
 
@@ -225,13 +232,14 @@ static const td_case rms_norm_cases[] = {
     { .in = { TD_RANDN(3, 5), TD_RANDN(5) }, .attr = &rms_attr },
     { .in = { TD_RANDN(2, 12, 33), TD_RANDN(33) }, .attr = &rms_attr },
     { .in = { TD_RANDN(2, 1031), TD_RANDN(1031) }, .attr = &rms_attr, .note = "several blocks" },
+    { .in = { TD_RANDN(5, 768), TD_RANDN(768) }, .attr = &rms_attr, .note = "whole vectors" },
     TD_CASES_END
 };
 
 const td_op td_op_rms_norm = {
     .name       = "rms_norm",
     .inputs     = 2,
-    .attr_bytes = sizeof(norm),
+    .attr_bytes = sizeof(td_norm_attr),
     .shape      = norm_shape,
     .gradient   = norm_gradient_rule,
     .decompose  = norm_decomposed,
@@ -240,20 +248,21 @@ const td_op td_op_rms_norm = {
     .cost       = norm_cost,
     .prepare    = norm_prepare,
     .cpu        = norm_cpu,
+    .cuda       = TD_CUDA(td_norm_cuda),
     .print      = norm_print,
     .cases      = rms_norm_cases,
 };
 
 td_tensor td_rms_norm_at(td_tensor x, td_tensor weight, double eps, td_here here)
 {
-    return td_record(&td_op_rms_norm, here, 2, (td_tensor[]){ x, weight }, &(norm){ .eps = eps });
+    return td_record(&td_op_rms_norm, here, 2, (td_tensor[]){ x, weight }, &(td_norm_attr){ .eps = eps });
 }
 
 /* ---- norm_gradient ---------------------------------------------------------------------------------------- */
 
 static bool gradient_shape(td_call *call)
 {
-    const norm *attr = call->attr;
+    const td_norm_attr *attr = call->attr;
     if (!norm_fits(call, 1))
         return false;
     if (!td_shape_equal(call->in[2]->shape, call->in[0]->shape) || call->in[2]->dtype != call->in[1]->dtype)
@@ -270,7 +279,7 @@ static bool gradient_shape(td_call *call)
 static void gradient_parts(const td_gradient_call *call, td_tensor *out)
 {
     td_here here = call->here;
-    const norm *attr = call->attr;
+    const td_norm_attr *attr = call->attr;
     td_tensor x = td_as(call->in[0], td_dtype_at(call->in[1]), here), weight = call->in[1], dy = call->in[2], scale;
     td_tensor n = centered_parts(x, attr, here, &scale);
     n = td_mul_at(n, scale, here);
@@ -371,7 +380,7 @@ static void gradient_cpu(const td_kernel *k)
     td_parallel_for(k->run, w.columns, TASK_ELEMENTS / (w.chunks + 1) + 1, join_columns, &w);
 }
 
-static const norm layer_bias_attr = { .eps = 1e-5, .centered = 1, .bias = 1 };
+static const td_norm_attr layer_bias_attr = { .eps = 1e-5, .centered = 1, .bias = 1 };
 
 static const td_case gradient_cases[] = {
     { .in = { TD_RANDN(3, 5), TD_RANDN(5), TD_RANDN(3, 5) }, .attr = &layer_bias_attr },
@@ -379,6 +388,9 @@ static const td_case gradient_cases[] = {
     { .in = { TD_RANDN(12, 33), TD_RANDN(33), TD_RANDN(12, 33) }, .attr = &rms_attr, .note = "no mean" },
     { .in = { TD_RANDN(40, 3, 9), TD_RANDN(9), TD_RANDN(40, 3, 9) }, .attr = &layer_bias_attr,
       .note = "several chunks" },
+    { .in = { TD_RANDN(50, 64), TD_RANDN(64), TD_RANDN(50, 64) }, .attr = &layer_bias_attr, .note = "whole vectors" },
+    { .in = { TD_RANDN(9, 520), TD_RANDN(520), TD_RANDN(9, 520) }, .attr = &layer_attr, .note = "whole vectors, no bias" },
+    { .in = { TD_RANDN(3, 1032), TD_RANDN(1032), TD_RANDN(3, 1032) }, .attr = &rms_attr, .note = "whole vectors, no mean" },
     { .in = { TD_RANDN(0, 4), TD_RANDN(4), TD_RANDN(0, 4) }, .attr = &layer_bias_attr, .note = "no rows" },
     TD_CASES_END
 };
@@ -386,7 +398,7 @@ static const td_case gradient_cases[] = {
 const td_op td_op_norm_gradient = {
     .name       = "norm_gradient",
     .inputs     = 3,
-    .attr_bytes = sizeof(norm),
+    .attr_bytes = sizeof(td_norm_attr),
     .shape      = gradient_shape,
     .gradient   = gradient_gradient,
     .decompose  = gradient_decomposed,
@@ -395,6 +407,7 @@ const td_op td_op_norm_gradient = {
     .cost       = norm_cost,
     .prepare    = norm_prepare,
     .cpu        = gradient_cpu,
+    .cuda       = TD_CUDA(td_norm_gradient_cuda, td_norm_gradient_cuda_prepare),
     .print      = norm_print,
     .cases      = gradient_cases,
 };

@@ -9,17 +9,17 @@
 #include <math.h>
 
 /* Attributes of layer_norm, rms_norm and norm_gradient; bias is norm_gradient's. */
-typedef struct norm {
+typedef struct td_norm_attr {
     double eps;
     int32_t centered, bias;
-} norm;
+} td_norm_attr;
 
 enum { SUMMED = 512 };                        /* elements summed before they are added to the rest */
 
 /* One row of f32, as norm_rows.h has them. */
 typedef struct td_norm_kernels {
-    void (*forward)(const norm *a, const float *x, const float *weight, const float *bias, float *y, int64_t count);
-    void (*backward)(const norm *a, const float *x, const float *weight, const float *dy, float *dx, float *dweight, float *dbias,
+    void (*forward)(const td_norm_attr *a, const float *x, const float *weight, const float *bias, float *y, int64_t count);
+    void (*backward)(const td_norm_attr *a, const float *x, const float *weight, const float *dy, float *dx, float *dweight, float *dbias,
                      int64_t count);
 } td_norm_kernels;
 extern const td_norm_kernels td_norm_avx512;

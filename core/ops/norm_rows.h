@@ -39,13 +39,13 @@ static double NAME(squares)(const T *x, int64_t count, T mean)
     return total;
 }
 
-static void NAME(moments)(const T *x, int64_t count, const norm *a, T *mean, T *scale)
+static void NAME(moments)(const T *x, int64_t count, const td_norm_attr *a, T *mean, T *scale)
 {
     *mean = a->centered ? (T)(NAME(sum)(x, count) / (double)count) : 0;
     *scale = (T)(1 / sqrt(NAME(squares)(x, count, *mean) / (double)count + a->eps));
 }
 
-static void NAME(forward)(const norm *a, const T *x, const T *weight, const T *bias, T *y, int64_t count)
+static void NAME(forward)(const td_norm_attr *a, const T *x, const T *weight, const T *bias, T *y, int64_t count)
 {
     T mean, scale;
     NAME(moments)(x, count, a, &mean, &scale);
@@ -62,7 +62,7 @@ static void NAME(forward)(const norm *a, const T *x, const T *weight, const T *b
 
 /* dx = r (g - mean g - n mean(g n)) with n = c r, g = dy weight; RMS norm has no mean g. dweight += dy n,
  * dbias += dy. */
-static void NAME(backward)(const norm *a, const T *x, const T *weight, const T *dy, T *dx, T *dweight, T *dbias,
+static void NAME(backward)(const td_norm_attr *a, const T *x, const T *weight, const T *dy, T *dx, T *dweight, T *dbias,
                            int64_t count)
 {
     T mean, scale;
