@@ -242,6 +242,12 @@ int td_threads(const td_context *td) { return td->options.threads; }
 int64_t td_updates(const td_context *td) { return td->run.update; }
 td_report td_last_report(const td_context *td) { return td->report; }
 
+int64_t td_device_bytes(const td_context *td, int64_t *most)
+{
+    if (most) *most = td->device_counts.most_bytes;
+    return td->device_counts.bytes;
+}
+
 void td_set_updates(td_context *td, int64_t updates)
 {
     if (is_writable(td)) td->run.update = updates;

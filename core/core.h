@@ -298,6 +298,9 @@ typedef struct td_report {
     double plan_ms;           /* the last planning took */
 } td_report;
 TD_API td_report td_last_report(const td_context *td);
+/* Bytes that the context holds of its GPU's memory, and at most held (most may be NULL): state, steps and their inputs. 0 on the CPU, where
+ * memory is the allocator's. */
+TD_API int64_t td_device_bytes(const td_context *td, int64_t *most);
 
 /* ---- Profile -------------------------------------------------------------------------------------------- */
 

@@ -14,8 +14,7 @@ enum { OWN = ((1 << RUN_OWN_COMMANDS) - 1) * RUN_OWN,
 /* Kinds, ranges and defaults of what every binary takes. */
 static const run_flag common_flags[] = {
     { .name = "data", .kind = RUN_TEXT, .commands = TE, .help = "directory or file of the data" },
-    { .name = "device", .kind = RUN_CHOICE, .choices = "cpu|cuda", .standard = "cpu",
-      .help = "where it runs" },
+    { .name = "device", .kind = RUN_TEXT, .standard = "cpu", .help = "cpu, cuda, or cuda:K, the K-th GPU of the machine from 0" },
     { .name = "dtype", .kind = RUN_CHOICE, .choices = "f32|bf16|f16|fp8|f64", .standard = "f32",
       .help = "precision" },
     { .name = "ranks", .kind = RUN_COUNT, .standard = "1", .most = 256, .commands = TEB,

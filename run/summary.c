@@ -58,7 +58,9 @@ static void put_cost(const run_loop *run, td_json_writer *w)
     double seconds = run->trained_steps ? run->trained_s / (double)run->trained_steps : ms / 1000;
     td_json_put_number(w, "items_per_s", seconds > 0 ? (double)run->batch / seconds : (double)NAN);
     td_json_put_number(w, "step_ms", run->timed ? ms : (double)NAN);
-    td_json_put_integer(w, "peak_bytes", atomic_load(&run->memory.peak));
+    int64_t most;
+    td_device_bytes(run->td, &most);
+    td_json_put_integer(w, "peak_bytes", most ? most : atomic_load(&run->memory.peak));
     td_json_put_integer(w, "planned_peak_bytes", report.peak_bytes);
     td_json_put_integer(w, "comm_bytes_per_step", run->comm_bytes);
     /* Collectives of one rank cost nothing; what others cost behind computation is not measured. */

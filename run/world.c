@@ -72,10 +72,10 @@ static int thread_share(const run_loop *run)
 static const char *missing(const run_loop *run, td_dtype *dtype)
 {
     const char *name = run_flags_text(&run->flags, "dtype");
-    if (!strcmp(run_flags_text(&run->flags, "device"), "cuda"))
-        return "--device cuda: this build has no CUDA device; leave it out to run on the CPU";
+    if (strcmp(run_flags_text(&run->flags, "device"), "cpu") && run->ranks > 1)
+        return "--device cuda runs on one GPU: leave out --ranks, or --device to run on the CPU";
     if (!td_dtype_named(name, dtype) || *dtype == TD_F16)
-        return "--dtype f16 and fp8 need a CUDA device, which this build has not: use f32, bf16 or f64";
+        return "--dtype f16 and fp8 cannot be had: use f32 or bf16, or f64 on the CPU";
     return NULL;
 }
 
@@ -85,6 +85,7 @@ static void open_context(run_loop *run)
     const char *lacks = missing(run, &dtype);
     td_allocator allocator = { .user = &run->memory, .get = counted_get, .put = counted_put };
     run->td = td_open(&(td_options){
+        .device = lacks ? NULL : run_flags_text(&run->flags, "device"),
         .dtype = lacks ? TD_F32 : dtype,
         .seed = (uint64_t)run_flags_whole(&run->flags, "seed"),
         .threads = thread_share(run),

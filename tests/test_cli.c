@@ -610,8 +610,8 @@ START_TEST(test_data_that_is_wrong_is_named)
         { 1, "$MLP train --data bad/nine.csv --batch 4 --steps 5 --out nine",
           "nine.csv: 9 rows, at least 10 are needed: every tenth is kept for testing" },
         { 1, "$MLP train --data nowhere --batch 24 --ranks 2", "nowhere: No such file or directory" },
-        { 1, "$MLP train --data $DATA --device cuda", "no CUDA device" },
-        { 1, "$MLP train --data $DATA --batch 24 --ranks 2 --device cuda", "no CUDA device" },
+        { 2, "$MLP train --data $DATA --device gpu", "device 'gpu' is not known" },
+        { 1, "$MLP train --data $DATA --batch 24 --ranks 2 --device cuda", "leave out --ranks" },
         { 1, "$MLP train --data $DATA --dtype f16", "f16" });
 }
 END_TEST

@@ -57,14 +57,21 @@ typedef struct outcome {
 
 static bool has_gradient(const td_op *op, const td_case *c) { return op->gradient && !c->no_gradient_check; }
 
+/* Norms of 16-bit rows have weights in f32. */
+static bool stays_wide(const td_op *op, const case_data *d, int i)
+{
+    bool norm = op == &td_op_layer_norm || op == &td_op_rms_norm || op == &td_op_norm_gradient;
+    return is_label(d, i) || (norm && i > 0);
+}
+
 /* The case in `dtype`, with inputs and result as td_float. */
 static td_tensor record_case(td_context *td, const td_op *op, const td_case *c, case_data *d, td_dtype dtype, td_tensor keep[1 + INPUTS])
 {
     td_tensor in[INPUTS], narrow[INPUTS];
     record_inputs(td, d, in);
     for (int i = 0; i < d->inputs; i++) {
-        narrow[i] = is_label(d, i) || dtype == td_float(td) ? in[i] : td_cast(in[i], dtype);
-        if (!is_label(d, i) && td_float(td) == TD_F64 && dtype != TD_F32) narrow[i] = td_cast(narrow[i], TD_F64); /* rounded, computed in f64 */
+        narrow[i] = stays_wide(op, d, i) || dtype == td_float(td) ? in[i] : td_cast(in[i], dtype);
+        if (!stays_wide(op, d, i) && td_float(td) == TD_F64 && dtype != TD_F32) narrow[i] = td_cast(narrow[i], TD_F64); /* rounded, computed in f64 */
     }
     td_tensor y = td_record(op, TD_HERE, d->inputs, narrow, c->attr);
     keep[0] = td_dtype_at(y) == td_float(td) ? y : td_cast(y, td_float(td));
