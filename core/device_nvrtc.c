@@ -71,7 +71,7 @@ static struct td_nvrtc *nvrtc_of(td_context *td)
     n->library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
     if (n->library && load_functions(n)) return td->nvrtc = n;
     const char *reason = dlerror();
-    td_fail(td, TD_ERROR_UNSUPPORTED, "kernels cannot be compiled: %s cannot be loaded (%s): install CUDA's NVRTC of version %d; %s", name,
+    td_fail(td, TD_ERROR_DEVICE, "kernels cannot be compiled: %s cannot be loaded (%s): install CUDA's NVRTC of version %d; %s", name,
             reason ? reason : "it fails", CUDART_VERSION / 1000, without);
     if (n->library) dlclose(n->library);
     td_free(td, n, sizeof *n, "host");
@@ -122,7 +122,7 @@ static void *compile(td_context *td, const struct td_nvrtc *n, nvrtcProgram prog
     if (result == NVRTC_SUCCESS) return code;
     td_free(td, code, *bytes, "host");
     read_log(td, n, program, log, sizeof log);
-    td_fail(td, TD_ERROR_UNSUPPORTED, "NVRTC %d.%d cannot compile a kernel for sm_%d (%s%s%s); %s", n->major, n->minor, architecture,
+    td_fail(td, TD_ERROR_DEVICE, "NVRTC %d.%d cannot compile a kernel for sm_%d (%s%s%s); %s", n->major, n->minor, architecture,
             n->error_string(result), *log ? ": " : "", log, without);
     return NULL;
 }
@@ -135,7 +135,7 @@ void *td_nvrtc_compile(td_context *td, const char *source, int architecture, siz
     if (!n) return NULL;
     nvrtcResult result = n->create(&program, source, "kernel.cu", 0, NULL, NULL);
     if (result != NVRTC_SUCCESS) {
-        td_fail(td, TD_ERROR_UNSUPPORTED, "NVRTC %d.%d cannot begin a program (%s); %s", n->major, n->minor, n->error_string(result), without);
+        td_fail(td, TD_ERROR_DEVICE, "NVRTC %d.%d cannot begin a program (%s); %s", n->major, n->minor, n->error_string(result), without);
         return NULL;
     }
     void *code = compile(td, n, program, architecture, bytes);
@@ -183,7 +183,7 @@ static bool make_kernel(td_context *td, const td_cache_key *key, const char *sou
     if (status == cudaSuccess)
         keep(td, key, code, bytes);
     else
-        td_fail(td, TD_ERROR_UNSUPPORTED, "a kernel compiled for sm_%d cannot be loaded (%s); %s", architecture, cudaGetErrorString(status),
+        td_fail(td, TD_ERROR_DEVICE, "a kernel compiled for sm_%d cannot be loaded (%s); %s", architecture, cudaGetErrorString(status),
                 without);
     td_free(td, code, bytes, "host");
     return status == cudaSuccess;

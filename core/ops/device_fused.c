@@ -268,20 +268,33 @@ typedef struct chain_plan {
     td_chain_numbers numbers;
 } chain_plan;
 
+/* Whether a kernel is to be made for the chain; false: it is interpreted. */
+static bool wants_kernel(const td_context *td, chain_plan *plan)
+{
+    if (td_stage_off(td, TD_STAGE_FUSE) || td->options.eager || !plan->chain.elements) return false;
+    return td_chain_numbers_of(&plan->chain, plan->width, &plan->numbers);
+}
+
+static cudaKernel_t kernel_of(td_context *td, const chain_plan *plan)
+{
+    td_text source = td_chain_source(td, &plan->chain, plan->width);
+    cudaKernel_t kernel = source.text ? td_nvrtc_kernel(td, source.text, "td_chain_kernel") : NULL;
+    td_free(td, source.text, source.room, "host");
+    return kernel;
+}
+
 bool td_fused_cuda_prepare(td_context *td, const td_kernel *k, td_preparation *out)
 {
     chain_plan *plan = td_prepared_new(td, sizeof *plan);
     if (!plan) return false;
-    out->prepared = plan;
     plan->chain = td_chain_of(k);
     plan->width = td_chain_width(&plan->chain);
-    if (td_stage_off(td, TD_STAGE_FUSE) || td->options.eager || !plan->chain.elements) return true;
-    if (!td_chain_numbers_of(&plan->chain, plan->width, &plan->numbers)) return true;
-    td_text source = td_chain_source(td, &plan->chain, plan->width);
-    if (!source.text) return false;
-    plan->kernel = td_nvrtc_kernel(td, source.text, "td_chain_kernel");
-    td_free(td, source.text, source.room, "host");
-    return plan->kernel != NULL;
+    if (wants_kernel(td, plan) && !(plan->kernel = kernel_of(td, plan))) {
+        td_prepared_free(plan);
+        return false;
+    }
+    out->prepared = plan;
+    return true;
 }
 
 /* Whether operands that are read or written by groups begin where groups may. */

@@ -1,7 +1,7 @@
 /* Draws on a GPU: bit-equal to those of random.c. A thread makes a block of four words and writes those of its elements that this rank
  * has. Floor: the bytes of the output; ten rounds of Philox for four elements come close to it where elements have two bytes. */
+#include "core/ops/number.cuh"
 #include "core/ops/random.cuh"
-#include "core/ops/stored.cuh"
 
 extern "C" {
 #include "core/ops/draw.h"
@@ -50,7 +50,7 @@ typedef struct uniform_value {
     __device__ float operator()(uint32_t word) const { return (float)(word >> 8) * 0x1p-24f; }
 } uniform_value;
 
-template <typename S, typename V> static __global__ void __launch_bounds__(THREADS) make_draw(const __grid_constant__ draw d, V value, S *y)
+template <typename T, typename V> static __global__ void __launch_bounds__(THREADS) make_draw(const __grid_constant__ draw d, V value, T *y)
 {
     td_device_random random = td_random_on(d.run, d.key);
     uint64_t base = (uint64_t)(d.run->micro + d.micro) * (uint64_t)d.elements;
@@ -64,7 +64,7 @@ template <typename S, typename V> static __global__ void __launch_bounds__(THREA
 #pragma unroll
         for (int w = 0; w < 4; w++) {
             int64_t within = (int64_t)(index + 16 * w - first); /* below 0: before the run */
-            if (within >= 0 && within < d.run_elements) td_put(y[run * d.run_elements + within], value(words[w]));
+            if (within >= 0 && within < d.run_elements) y[run * d.run_elements + within] = td_narrow<T>(value(words[w]));
         }
     }
 }
@@ -97,7 +97,7 @@ template <typename V> static void launch(const td_kernel *k, V value)
     if (!td_arg_elements(&k->out[0])) return;
     void *y = k->out[0].data;
     unsigned blocks = td_blocks_for(d.runs * d.run_blocks, THREADS, 1);
-    TD_STORED(k->out[0].dtype, (make_draw<S, V><<<blocks, THREADS, 0, td_stream(k)>>>(d, value, (S *)y)));
+    TD_CUDA_FLOATS(k->out[0].dtype, (make_draw<T, V><<<blocks, THREADS, 0, td_stream(k)>>>(d, value, (T *)y)));
     td_cuda_launched(k);
 }
 
