@@ -22,8 +22,22 @@ TD_FUNCTION int td_number(int s) { return s; }
 TD_FUNCTION long long td_number(long long s) { return s; }
 TD_FUNCTION int td_number(unsigned char s) { return s; }
 
-TD_FUNCTION void td_put(td_bf16 &s, float x) { asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(s.bits) : "f"(x)); }
-TD_FUNCTION void td_put(td_f16 &s, float x) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(s.bits) : "f"(x)); }
+/* Two at once: converting one alone is four times slower. */
+TD_FUNCTION unsigned td_pair(td_bf16, float low, float high)
+{
+    unsigned both;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
+TD_FUNCTION unsigned td_pair(td_f16, float low, float high)
+{
+    unsigned both;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
+
+TD_FUNCTION void td_put(td_bf16 &s, float x) { s.bits = (unsigned short)td_pair(s, x, 0); }
+TD_FUNCTION void td_put(td_f16 &s, float x) { s.bits = (unsigned short)td_pair(s, x, 0); }
 TD_FUNCTION void td_put(float &s, double x) { s = (float)x; }
 TD_FUNCTION void td_put(double &s, double x) { s = x; }
 TD_FUNCTION void td_put(int &s, double x) { s = x != x ? 0 : __double2int_rz(x); }
@@ -47,19 +61,6 @@ template <typename S, typename T, int count> TD_FUNCTION void td_load(const void
     for (int v = 0; v < count; v++) x[v] = (T)td_number(loaded.at[v]);
 }
 
-TD_FUNCTION unsigned td_pair(td_bf16, float low, float high)
-{
-    unsigned both;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-    return both;
-}
-TD_FUNCTION unsigned td_pair(td_f16, float low, float high)
-{
-    unsigned both;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-    return both;
-}
-
 template <typename S> struct td_pairs { enum { exist = 0 }; };
 template <> struct td_pairs<td_bf16> { enum { exist = 1 }; };
 template <> struct td_pairs<td_f16> { enum { exist = 1 }; };
@@ -79,14 +80,15 @@ template <typename S, typename T, int count> TD_FUNCTION void td_store(void *to,
 
 TD_FUNCTION unsigned td_quotient(unsigned n, unsigned multiplier, unsigned shift) { return (__umulhi(n, multiplier) + n) >> shift; }
 
-/* 1 / y within 2 units in the last place, 0 for infinity. */
-TD_FUNCTION float sigmoid(float x) { return __fdividef(1, 1 + expf(-x)); }
+/* 1 / y within a unit in the last place, for y from 1 to infinity. */
+TD_FUNCTION float td_inverse(float y) { float x; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(x) : "f"(y)); return x; }
+TD_FUNCTION float sigmoid(float x) { return td_inverse(1 + expf(-x)); }
 TD_FUNCTION float softplus(float x) { return (x < 0 ? 0 : x) + log1pf(expf(-fabsf(x))); }
 
-/* erf(x / sqrt 2) by the quotient of math.h. */
-TD_FUNCTION float td_erf_half(float x)
+/* (1 + erf(x / sqrt 2)) / 2, with erf by the quotient of math.h: beyond 3.92 sqrt 2 it is 0 or 1. */
+TD_FUNCTION float td_normal_below(float x)
 {
-    float t = fmaxf(fminf(x * 0.70710678f, 3.92f), -3.92f);
+    float t = x * 0.70710678f;
     float z = t * t;
     float p = fmaf(2.050033098e-6f, z, 2.848751543e-4f);
     p = fmaf(p, z, 3.765515125e-3f);
@@ -98,15 +100,12 @@ TD_FUNCTION float td_erf_half(float x)
     q = fmaf(q, z, 1.141083378e-1f);
     q = fmaf(q, z, 5.020746127e-1f);
     q = fmaf(q, z, 1.0f);
-    float y = fmaxf(fminf(__fdividef(t * p, q), 1.0f), -1.0f);
-    y = t >= 3.92f ? 1 : y;
-    return t <= -3.92f ? -1 : y;
+    float erf = t * p * td_inverse(q);
+    erf = fabsf(t) >= 3.92f ? copysignf(1, t) : erf;
+    return fmaf(0.5f, erf, 0.5f);
 }
-TD_FUNCTION float gelu(float x) { return x * 0.5f * (1 + td_erf_half(x)); }
-TD_FUNCTION float gelu_slope(float x)
-{
-    return fmaf(x * 0.39894228f, expf(-0.5f * x * x), 0.5f * (1 + td_erf_half(x)));
-}
+TD_FUNCTION float gelu(float x) { return x * td_normal_below(x); }
+TD_FUNCTION float gelu_slope(float x) { return fmaf(x * 0.39894228f, expf(-0.5f * x * x), td_normal_below(x)); }
 TD_FUNCTION float gelu_tanh(float x) { return x * sigmoid(1.59576912f * x * fmaf(0.044715f * x, x, 1.0f)); }
 TD_FUNCTION float gelu_tanh_slope(float x)
 {
