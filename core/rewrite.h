@@ -350,7 +350,8 @@ typedef struct td_update_rule {
     const char *moment_name[TD_MOMENTS];
     const char *hyper_name[TD_HYPERS];        /* for printing; NULL ends */
     void (*cpu)(const td_update_range *range);
-    void (*cuda)(const td_update_range *range, const td_update_scalars *scalars); /* NULL: not on a GPU; ignores the range's own numbers */
+    /* NULL: not on a GPU. `count` ranges of a unit at once, f32; of their own numbers it reads the hypers alone. */
+    void (*cuda)(const td_update_range *ranges, int count, const td_update_scalars *scalars);
     int flops;                                /* an element */
     bool sparse;                              /* where the gradient is zero nothing changes: rows without one may be left out */
     bool row_moment[TD_MOMENTS];              /* the moment has one element a row (td_moment_rows) */

@@ -14,6 +14,8 @@
 #include <stdio.h>
 #include <string.h>
 
+TD_CUDA_KERNEL(td_pack_cuda);
+
 /* ---- Shape rules */
 
 static bool one_like(td_call *call, td_shape shape, td_dtype dtype)
@@ -286,7 +288,8 @@ static void pack_cpu(const td_kernel *k)
     memset(out + end, 0, (size_t)(td_shape_elements(k->out[0].shape) * item - end));
 }
 
-const td_op td_op_pack = { .name = "pack", .inputs = -1, .place = blocked_linear_rule, .print = pack_print, .cpu = pack_cpu };
+const td_op td_op_pack = { .name = "pack", .inputs = -1, .place = blocked_linear_rule, .print = pack_print, .cpu = pack_cpu,
+                           .cuda = TD_CUDA(td_pack_cuda) };
 
 static void mark_print(const td_program *p, const td_node *n, char *to, size_t room)
 {

@@ -19,6 +19,13 @@
 #include <stdio.h>
 #include <string.h>
 
+TD_CUDA_KERNEL(td_sum_squares_cuda);
+TD_CUDA_PREPARE(td_sum_squares_cuda_prepare);
+TD_CUDA_KERNEL(td_max_abs_cuda);
+TD_CUDA_PREPARE(td_max_abs_cuda_prepare);
+TD_CUDA_KERNEL(td_update_unit_cuda);
+TD_CUDA_PREPARE(td_update_unit_cuda_prepare);
+
 /* ---- As recorded */
 
 static bool gradients_shape(td_call *call)
@@ -228,7 +235,7 @@ static td_cost sum_squares_cost(const td_kernel *k)
 
 const td_op td_op_sum_squares = {
     .name = "sum_squares", .inputs = 1, .shape = sum_squares_shape, .place = contracted_rule, .cost = sum_squares_cost,
-    .prepare = sum_squares_prepare, .cpu = sum_squares_cpu,
+    .prepare = sum_squares_prepare, .cpu = sum_squares_cpu, .cuda = TD_CUDA(td_sum_squares_cuda, td_sum_squares_cuda_prepare),
 };
 
 /* ---- As run: max_abs. A NaN is the largest. */
@@ -285,6 +292,7 @@ static void max_abs_rule(const td_program *p, const td_node *n, td_place_rule *r
 
 const td_op td_op_max_abs = {
     .name = "max_abs", .inputs = 1, .place = max_abs_rule, .cost = sum_squares_cost, .prepare = sum_squares_prepare, .cpu = max_abs_cpu,
+    .cuda = TD_CUDA(td_max_abs_cuda, td_max_abs_cuda_prepare),
 };
 
 /* ---- As run: update_unit */
@@ -363,5 +371,5 @@ static td_cost update_unit_cost(const td_kernel *k)
 
 const td_op td_op_update_unit = {
     .name = "update_unit", .inputs = -1, .flags = TD_OP_INPLACE, .place = flat_rule, .cost = update_unit_cost,
-    .cpu = update_unit_cpu, .print = update_unit_print, .inplace = { 0, 2 },
+    .cpu = update_unit_cpu, .cuda = TD_CUDA(td_update_unit_cuda, td_update_unit_cuda_prepare), .print = update_unit_print, .inplace = { 0, 2 },
 };
