@@ -3,6 +3,8 @@
 
 #include <math.h>
 
+OPT_CUDA_RULE(opt_adagrad_cuda);
+
 enum { ADAGRAD_DECAY, ADAGRAD_EPS, ADAGRAD_RATE_DECAY };
 
 #define ADAGRAD_LOOP(T, SQRT)                                                 \
@@ -31,6 +33,7 @@ static const td_update_rule adagrad_rule = {
     .moment_name = { "sum" },
     .hyper_name = { "decay", "eps", "rate_decay" },
     .cpu = adagrad_cpu,
+    .cuda = OPT_CUDA(opt_adagrad_cuda),
     .flops = 9,
     .sparse = true,
 };

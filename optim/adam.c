@@ -9,6 +9,9 @@
 
 #include <math.h>
 
+OPT_CUDA_RULE(opt_adam_cuda);
+OPT_CUDA_RULE(opt_adamw_cuda);
+
 enum { ADAM_DECAY, ADAM_BETA1, ADAM_BETA2, ADAM_EPS };
 
 #define ADAM_LOOP(T, SQRT)                                                    \
@@ -52,6 +55,7 @@ static const td_update_rule adam_rule = {
     .moment_name = { "exp_avg", "exp_avg_sq" },
     .hyper_name = { "decay", "beta1", "beta2", "eps" },
     .cpu = adam_cpu,
+    .cuda = OPT_CUDA(opt_adam_cuda),
     .flops = 17,
 };
 
@@ -61,6 +65,7 @@ static const td_update_rule adamw_rule = {
     .moment_name = { "exp_avg", "exp_avg_sq" },
     .hyper_name = { "decay", "beta1", "beta2", "eps" },
     .cpu = adamw_cpu,
+    .cuda = OPT_CUDA(opt_adamw_cuda),
     .flops = 17,
 };
 

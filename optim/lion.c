@@ -3,6 +3,8 @@
 
 #include <math.h>
 
+OPT_CUDA_RULE(opt_lion_cuda);
+
 enum { LION_DECAY, LION_BETA1, LION_BETA2 };
 
 #define LION_LOOP(T)                                                          \
@@ -32,6 +34,7 @@ static const td_update_rule lion_rule = {
     .moment_name = { "exp_avg" },
     .hyper_name = { "decay", "beta1", "beta2" },
     .cpu = lion_cpu,
+    .cuda = OPT_CUDA(opt_lion_cuda),
     .flops = 11,
 };
 

@@ -19,6 +19,15 @@ typedef struct opt_making {
     opt_scaler *scaler;
 } opt_making;
 
+/* Rules on a GPU: the kernels of the .cu beside the rule's .c, which a build without CUDA has not. */
+#ifdef TANDEM_CUDA
+#define OPT_CUDA_RULE(update) void update(const td_update_range *ranges, int count, const td_update_scalars *scalars)
+#define OPT_CUDA(update) update
+#else
+#define OPT_CUDA_RULE(update) struct td_update_rule
+#define OPT_CUDA(update) NULL
+#endif
+
 opt_optimizer *opt_make(td_module under, const opt_making *m);
 /* The parameters under the module that train, in order of creation, into `states` (NULL: nowhere); how many. */
 int opt_collect(td_module under, td_state *states);

@@ -3,6 +3,9 @@
 
 #include <math.h>
 
+OPT_CUDA_RULE(opt_sgd_cuda);
+OPT_CUDA_RULE(opt_momentum_cuda);
+
 enum { SGD_DECAY, SGD_MOMENTUM, SGD_DAMPENING, SGD_NESTEROV };
 
 #define SGD_LOOP(T)                                                           \
@@ -48,6 +51,7 @@ static const td_update_rule sgd_rule = {
     .name = "sgd",
     .hyper_name = { "decay" },
     .cpu = sgd_cpu,
+    .cuda = OPT_CUDA(opt_sgd_cuda),
     .flops = 5,
     .sparse = true,
 };
@@ -58,6 +62,7 @@ static const td_update_rule momentum_rule = {
     .moment_name = { "momentum_buffer" },
     .hyper_name = { "decay", "momentum", "dampening", "nesterov" },
     .cpu = momentum_cpu,
+    .cuda = OPT_CUDA(opt_momentum_cuda),
     .flops = 11,
 };
 
