@@ -159,9 +159,10 @@ static cudaError_t load_kernel(const void *code, const char *name, nvrtc_kernel 
 /* What is kept of an earlier run. */
 static bool find_kept(td_context *td, const td_cache_key *key, const char *name, nvrtc_kernel *to)
 {
-    size_t bytes;
+    static const char elf[4] = "\177ELF"; /* anything else would be read as text, to the end of memory */
+    size_t bytes = 0;
     void *code = td_cache_get(td, key, &bytes);
-    bool loaded = code && load_kernel(code, name, to) == cudaSuccess;
+    bool loaded = code && bytes > sizeof elf && !memcmp(code, elf, sizeof elf) && load_kernel(code, name, to) == cudaSuccess;
     td_free(td, code, bytes, "host");
     return loaded;
 }

@@ -296,6 +296,14 @@ static const char *only_file(void)
     return path;
 }
 
+static void read_file(const char *path, char *to, size_t room)
+{
+    FILE *from = fopen(path, "r");
+    ck_assert_ptr_nonnull(from);
+    ck_assert_uint_gt(fread(to, 1, room, from), 0);
+    fclose(from);
+}
+
 START_TEST(test_what_is_put_is_kept)
 {
     td_context *td = open_cpu(TD_F32);
@@ -414,7 +422,37 @@ START_TEST(test_processes_share_a_folder)
 }
 END_TEST
 
+/* On a GPU. */
+START_TEST(test_what_is_kept_and_is_no_kernel_is_made_again)
+{
+    static const char source[] = "extern \"C\" __global__ void one(int *x) { *x = 1; }";
+    td_context *td = td_open(&(td_options){ .device = "cuda", .log = check_log_line });
+    if (td_error(td) != TD_OK) {
+        td_close(td);
+        SKIP("no CUDA device");
+    }
+    empty_folder();
+    ck_assert_msg(td_nvrtc_kernel(td, source, "one") != NULL, "%s", td_error_text(td));
+    td_nvrtc_close(td);
+
+    static char file[4096]; /* a header of 32 bytes, of which 8 to 16 say how long the key is, and the key */
+    uint64_t bytes;
+    read_file(only_file(), file, sizeof file);
+    memcpy(&bytes, file + 8, sizeof bytes);
+    ck_assert_uint_lt(bytes, sizeof file - 32);
+    td_cache_key key = { .kind = "kernel", .data = file + 32, .bytes = (size_t)bytes };
+    size_t length;
+    ck_assert(td_cache_put(&key, "no kernel", 9));
+    ck_assert_msg(td_nvrtc_kernel(td, source, "one") != NULL, "%s", td_error_text(td));
+    char *code = td_cache_get(td, &key, &length);
+    ck_assert_ptr_nonnull(code);
+    ck_assert_mem_eq(code, "\177ELF", 4);
+    td_free(td, code, length, "host");
+    td_close(td);
+}
+END_TEST
+
 TESTS("kernels made at run time", test_every_function_compiles_in_every_dtype, test_dimensions_that_inputs_share_are_one,
       test_accesses_are_as_wide_as_rows_and_registers_allow, test_every_way_to_broadcast_compiles, test_numbers_of_a_launch,
       test_division_by_what_is_known, test_what_does_not_compile_is_said, test_what_is_put_is_kept, test_where_it_is_kept,
-      test_a_damaged_file_is_as_if_not_there, test_processes_share_a_folder)
+      test_a_damaged_file_is_as_if_not_there, test_processes_share_a_folder, test_what_is_kept_and_is_no_kernel_is_made_again)

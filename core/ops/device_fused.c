@@ -107,11 +107,11 @@ int td_chain_width(const td_chain *c)
 
 /* ---- Source --------------------------------------------------------------------------------------------- */
 
-static const char preamble[] =
-    "#define TD_FUNCTION static __device__ __forceinline__\n"
-#undef TD_CODE
 #define TD_CODE(...) #__VA_ARGS__ "\n"
+static const char in_f64[] =
 #include "core/ops/pointwise_f64.h"
+    ;
+static const char in_cuda[] =
 #include "core/ops/pointwise_cuda.h"
     ;
 
@@ -184,7 +184,7 @@ static bool is_read(const td_chain *c, int n)
 }
 
 typedef struct value_name {
-    char text[12];
+    char text[24];
 } value_name;
 
 /* Results are rounded to their dtype but where storing them does. */
@@ -219,7 +219,7 @@ td_text td_chain_source(td_context *td, const td_chain *c, int width)
     td_text text = { .td = td };
     td_chain_numbers numbers;
     td_chain_numbers_of(c, width, &numbers);
-    td_text_add(&text, "%s", preamble);
+    td_text_add(&text, "#define TD_FUNCTION static __device__ __forceinline__\n%s%s", c->wide ? in_f64 : "", in_cuda);
     td_text_add(&text, "typedef %s T;\nenum { width = %d };\n", c->wide ? "double" : "float", width);
     add_functions(&text, c);
     td_text_add(&text, "struct arguments { const void *in[%d]; void *out[%d]; unsigned number[%d]; };\n", c->header.inputs, c->header.outputs,
@@ -319,7 +319,7 @@ void td_fused_cuda(const td_kernel *k)
     for (int i = 0; i < k->inputs; i++) argument[words++] = (uintptr_t)k->in[i].data;
     for (int o = 0; o < k->outputs; o++) argument[words++] = (uintptr_t)k->out[o].data;
     memcpy(argument + words, plan->numbers.at, (size_t)plan->numbers.count * sizeof *plan->numbers.at);
-    enum { BLOCKS_EACH = 16 }; /* fill a multiprocessor */
+    enum { BLOCKS_EACH = 64 }; /* of a multiprocessor, which holds 16 at most: the last ones to run are a small part */
     int64_t most = (int64_t)td_cuda_limits_of(k->run->td).multiprocessors * BLOCKS_EACH;
     unsigned blocks = (unsigned)td_smaller(td_blocks_for(plan->numbers.at[0], TD_CHAIN_THREADS, 1), most);
     cudaError_t status = cudaLaunchKernel((const void *)plan->kernel, (dim3){ blocks, 1, 1 }, (dim3){ TD_CHAIN_THREADS, 1, 1 },
