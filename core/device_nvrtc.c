@@ -68,7 +68,7 @@ static struct td_nvrtc *nvrtc_of(td_context *td)
     *n = (struct td_nvrtc){ .library = NULL };
     char name[32];
     snprintf(name, sizeof name, "libnvrtc.so.%d", CUDART_VERSION / 1000);
-    n->library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    n->library = dlopen(name, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE); /* unloaded, it leaks what its C++ runtime holds */
     if (n->library && load_functions(n)) return td->nvrtc = n;
     const char *reason = dlerror();
     td_fail(td, TD_ERROR_DEVICE, "kernels cannot be compiled: %s cannot be loaded (%s): install CUDA's NVRTC of version %d; %s", name,
