@@ -15,7 +15,8 @@
 
 #include <string.h>
 
-enum { ALIGN = 64, FOREVER = INT32_MAX };
+/* Of blocks: a vector of the CPU's; what a GPU's libraries ask of their workspace. */
+enum { ALIGN = 64, GPU_ALIGN = 256, FOREVER = INT32_MAX };
 
 typedef struct storage {
     uint32_t block;                           /* TD_NONE: none */
@@ -35,7 +36,11 @@ typedef struct planner {
     size_t bytes;
 } planner;
 
-static int64_t rounded(int64_t bytes) { return (bytes + ALIGN - 1) / ALIGN * ALIGN; }
+static int64_t rounded(const planner *pl, int64_t bytes)
+{
+    int64_t align = pl->td->device->is_gpu ? GPU_ALIGN : ALIGN;
+    return (bytes + align - 1) / align * align;
+}
 
 static int64_t local_bytes(const planner *pl, td_id v)
 {
@@ -93,7 +98,7 @@ static bool give_block(planner *pl, uint32_t index)
         int64_t bytes = local_bytes(pl, n->output);
         pl->where[n->output].block = add_block(pl, (td_block){ .kind = TD_BLOCK_SLOT, .index = slot, .first = -1, .last = -1, .bytes = bytes,
                                                                .offset = pl->plan->slot_bytes });
-        if (pl->td->device->is_gpu) pl->plan->slot_bytes += rounded(bytes);
+        if (pl->td->device->is_gpu) pl->plan->slot_bytes += rounded(pl, bytes);
         return pl->where[n->output].block != TD_NONE;
     }
     if (n->op->flags & TD_OP_VIEW) {
@@ -112,7 +117,7 @@ static bool give_block(planner *pl, uint32_t index)
     }
     pl->position[index] = pl->tasks;
     for (uint32_t k = 0; k < n->outputs; k++) {
-        uint32_t block = add_block(pl, (td_block){ .kind = TD_BLOCK_ARENA, .bytes = rounded(local_bytes(pl, n->output + k)),
+        uint32_t block = add_block(pl, (td_block){ .kind = TD_BLOCK_ARENA, .bytes = rounded(pl, local_bytes(pl, n->output + k)),
                                                    .first = pl->tasks, .last = pl->tasks });
         if (block == TD_NONE) return false;
         pl->where[n->output + k] = (storage){ block, 0 };
@@ -147,7 +152,7 @@ static td_id shown_by(const planner *pl, td_id v)
 static bool fills_block(const planner *pl, td_id v)
 {
     storage s = pl->where[v];
-    return s.offset == 0 && rounded(local_bytes(pl, v)) == pl->plan->blocks[s.block].bytes;
+    return s.offset == 0 && rounded(pl, local_bytes(pl, v)) == pl->plan->blocks[s.block].bytes;
 }
 
 static int paired_input(const td_node *n, uint32_t output)
@@ -241,7 +246,7 @@ static void store_in_place(planner *pl, uint32_t unit, td_id v)
     if (last == TD_NONE) return;
     int64_t bytes = local_bytes(pl, v);
     uint32_t block = block_of_unit(pl, unit, bytes);
-    if (block == TD_NONE || rounded(pl->plan->blocks[block].bytes) != rounded(bytes)) return;
+    if (block == TD_NONE || rounded(pl, pl->plan->blocks[block].bytes) != rounded(pl, bytes)) return;
     for (td_id before = earlier_value(pl, first); before != TD_NONE; before = earlier_value(pl, first)) first = before;
     if (!may_replace(pl, block, pl->plan->blocks[block].last, first)) return;
     for (td_id at = last, before; at != TD_NONE; at = before) {
@@ -359,7 +364,7 @@ static bool add_task(planner *pl, const td_op *op, uint32_t index, const td_id *
         return false;
     }
     if (prepared.workspace_bytes) {
-        uint32_t block = add_block(pl, (td_block){ .kind = TD_BLOCK_ARENA, .bytes = rounded(prepared.workspace_bytes), .first = at, .last = at });
+        uint32_t block = add_block(pl, (td_block){ .kind = TD_BLOCK_ARENA, .bytes = rounded(pl, prepared.workspace_bytes), .first = at, .last = at });
         if (block == TD_NONE || !bind(pl, &task->kernel.workspace, (storage){ block, 0 })) return false;
     }
     td_cost cost = op->cost ? op->cost(&task->kernel) : (td_cost){ 0 };
@@ -406,7 +411,7 @@ static bool is_unit_itself(const planner *pl, td_id v, uint32_t unit)
 static bool copy_aside(planner *pl, uint32_t node, td_id v, int32_t last, storage *to)
 {
     int32_t at = (int32_t)pl->plan->task_count;
-    uint32_t block = add_block(pl, (td_block){ .kind = TD_BLOCK_ARENA, .bytes = rounded(local_bytes(pl, v)), .first = at, .last = last });
+    uint32_t block = add_block(pl, (td_block){ .kind = TD_BLOCK_ARENA, .bytes = rounded(pl, local_bytes(pl, v)), .first = at, .last = last });
     *to = (storage){ block, 0 };
     return block != TD_NONE && add_task(pl, &copy_op, node, &v, 1, &v, 1, nowhere, *to);
 }

@@ -46,7 +46,9 @@ END_TEST
 
 /* ---- Operations */
 
-/* What a case gives: the result, then the gradient of each input that has one, as doubles. */
+/* In 16 bits the CPU computes in them too, where it can: what differs is the GPU, not the roundings of the form.
+ *
+ * What a case gives: the result, then the gradient of each input that has one, as doubles. */
 typedef struct outcome {
     double *values;
     int64_t part[1 + INPUTS];                 /* elements of the result and of each gradient */
@@ -127,14 +129,16 @@ static int compare(const td_op *op, int number, td_dtype dtype, const outcome *g
 static void check_operations(bool poison)
 {
     uint64_t start = (uint64_t)time(NULL) % 100000 * 1000;
-    td_context *gpu = open_gpu(TD_F32, poison), *cpu = open_cpu(TD_F64);
+    td_context *gpu = open_gpu(TD_F32, poison), *cpu = open_cpu(TD_F64), *alike = open_cpu(TD_F32);
     int wrong = 0, checked = 0, missing = 0;
     printf("inputs from draw %llu on\n", (unsigned long long)start);
     for (int o = 0; o < OPERATIONS; o++)
         for (int c = 0; c < cases_of(operations[o]); c++)
             for (size_t t = 0; t < sizeof dtypes / sizeof *dtypes; t++) {
                 const td_op *op = operations[o];
-                outcome want = outcome_of(cpu, op, &op->cases[c], dtypes[t], start, 1);
+                outcome want = { .count = 0 };
+                if (dtypes[t] != TD_F32) want = outcome_of(alike, op, &op->cases[c], dtypes[t], start, 1);
+                if (!want.values) want = outcome_of(cpu, op, &op->cases[c], dtypes[t], start, 1); /* has no products of f16 */
                 if (!want.values) continue; /* not of floats */
                 outcome got = outcome_of(gpu, op, &op->cases[c], dtypes[t], start, poison ? 1 : 3);
                 if (!got.values) {
@@ -151,6 +155,7 @@ static void check_operations(bool poison)
     ck_assert_int_eq(missing, 0);
     ck_assert_int_gt(checked, 300);
     td_close(gpu);
+    td_close(alike);
     td_close(cpu);
 }
 
