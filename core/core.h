@@ -115,6 +115,9 @@ typedef struct td_allocator {
     void (*put)(void *user, void *memory, size_t bytes, const char *kind);
 } td_allocator;
 
+/* The C library's, with huge pages for what is large where the kernel gives them: for an allocator that only counts. */
+TD_API const td_allocator *td_allocator_default(void);
+
 typedef struct td_options {
     td_dtype dtype;            /* TD_F32 (default), TD_F64, or TD_BF16: f32 parameters, products in bf16 */
     const char *device;        /* "cpu" (default) */
@@ -129,7 +132,7 @@ typedef struct td_options {
     const char *passes;        /* "-fuse,-simplify": rewrites to leave out; also TD_PASSES */
     td_log_function log;       /* NULL: errors and warnings to stderr */
     void *log_user;
-    const td_allocator *allocator; /* NULL: the C library's; copied */
+    const td_allocator *allocator; /* NULL: td_allocator_default(); copied */
 } td_options;
 
 /* Opens a context; NULL options are the defaults. Never returns NULL: a context that failed to open has an error. */

@@ -10,7 +10,7 @@
 static void *counted_get(void *user, size_t bytes, const char *kind)
 {
     run_memory *memory = user;
-    void *got = aligned_alloc(64, (bytes + 63) / 64 * 64);
+    void *got = td_allocator_default()->get(NULL, bytes, kind);
     if (!got || (strcmp(kind, "state") && strcmp(kind, "step"))) return got;
     int64_t now = atomic_fetch_add(&memory->now, (int64_t)bytes) + (int64_t)bytes, peak = atomic_load(&memory->peak);
     while (now > peak && !atomic_compare_exchange_weak(&memory->peak, &peak, now)) {}
@@ -20,7 +20,7 @@ static void *counted_get(void *user, size_t bytes, const char *kind)
 static void counted_put(void *user, void *at, size_t bytes, const char *kind)
 {
     run_memory *memory = user;
-    free(at);
+    td_allocator_default()->put(NULL, at, bytes, kind);
     if (!strcmp(kind, "state") || !strcmp(kind, "step")) atomic_fetch_sub(&memory->now, (int64_t)bytes);
 }
 
