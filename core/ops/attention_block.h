@@ -107,7 +107,8 @@ static inline void draw_kept(const queries *q, int64_t first, int64_t keys, kept
     }
 }
 
-static inline float power_f32(float x) { return td_exp_f32(x); }
+/* e^x of what is at most a little above 0; of larger x, which stand where no key is seen, whatever: `hide` comes after. */
+static inline float power_f32(float x) { return td_exp_below_f32(x); }
 static inline double power_f64(double x) { return exp(x); }
 
 /* Rows [first, first + count) of a head, (count, columns): pointer and elements from row to row. */
