@@ -318,17 +318,19 @@ static void backward_row(const norm_work *w, int64_t part, int64_t chunk, int64_
     const td_kernel *k = w->k;
     const td_arg *x = &k->in[0], *dx = &k->out[0];
     int64_t at = row * w->columns;
+    bool biased = ((const td_norm_attr *)k->attr)->bias;
     if (x->dtype == TD_F64) {
         double *sums = (double *)w->sums + chunk * 2 * w->columns;
         backward_f64(k->attr, td_arg_at(x, at), k->in[1].data, td_arg_at(&k->in[2], at), td_arg_at(dx, at), sums,
-                     sums + w->columns, w->columns);
+                     biased ? sums + w->columns : NULL, w->columns);
         return;
     }
     float *sums = (float *)w->sums + chunk * 2 * w->columns;
     bool narrow = x->dtype != TD_F32;
     float *to = narrow ? room_of(w, part, 1) : td_arg_at(dx, at);
     const float *from = td_view_f32(x->dtype, td_arg_at(x, at), w->columns, narrow ? room_of(w, part, 0) : NULL);
-    w->f32->backward(k->attr, from, k->in[1].data, td_arg_at(&k->in[2], at), to, sums, sums + w->columns, w->columns);
+    w->f32->backward(k->attr, from, k->in[1].data, td_arg_at(&k->in[2], at), to, sums,
+                     biased ? sums + w->columns : NULL, w->columns);
     if (narrow)
         td_store_f32(td_arg_at(dx, at), dx->dtype, to, w->columns);
 }

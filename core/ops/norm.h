@@ -14,7 +14,10 @@ typedef struct td_norm_attr {
     int32_t centered, bias;
 } td_norm_attr;
 
-enum { SUMMED = 512 };                        /* elements summed before they are added to the rest */
+enum {
+    SUMMED = 512,                             /* elements summed before they are added to the rest */
+    CHAINS = 4,                               /* of additions at once: each waits for its last one */
+};
 
 /* One row of f32, as norm_rows.h has them. */
 typedef struct td_norm_kernels {

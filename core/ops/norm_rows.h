@@ -5,18 +5,25 @@
  * Sums run in T over blocks and in f64 across them.
  */
 
+static T NAME(joined)(const NAME(td_lanes) *lanes)
+{
+    NAME(td_lanes) all = (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
+    return NAME(td_lanes_total)(&all);
+}
+
 static double NAME(sum)(const T *x, int64_t count)
 {
     double total = 0;
     for (int64_t done = 0; done < count; done += SUMMED) {
         int64_t end = td_smaller(done + SUMMED, count), i = done;
-        NAME(td_lanes) lanes = { 0 };
+        NAME(td_lanes) lanes[CHAINS] = { 0 };
         T rest = 0;
-        for (; i + NAME(TD_LANES) <= end; i += NAME(TD_LANES))
-            lanes += *(const NAME(td_lanes) *)(x + i);
+        for (; i + CHAINS * NAME(TD_LANES) <= end; i += CHAINS * NAME(TD_LANES))
+            for (int c = 0; c < CHAINS; c++)
+                lanes[c] += *(const NAME(td_lanes) *)(x + i + c * NAME(TD_LANES));
         for (; i < end; i++)
             rest += x[i];
-        total += (double)(NAME(td_lanes_total)(&lanes) + rest);
+        total += (double)(NAME(joined)(lanes) + rest);
     }
     return total;
 }
@@ -26,15 +33,17 @@ static double NAME(squares)(const T *x, int64_t count, T mean)
     double total = 0;
     for (int64_t done = 0; done < count; done += SUMMED) {
         int64_t end = td_smaller(done + SUMMED, count), i = done;
-        NAME(td_lanes) lanes = { 0 };
+        NAME(td_lanes) lanes[CHAINS] = { 0 };
         T rest = 0;
-        for (; i + NAME(TD_LANES) <= end; i += NAME(TD_LANES)) {
-            NAME(td_lanes) c = *(const NAME(td_lanes) *)(x + i) - mean;
-            lanes += c * c;
+        for (; i + CHAINS * NAME(TD_LANES) <= end; i += CHAINS * NAME(TD_LANES)) {
+            for (int c = 0; c < CHAINS; c++) {
+                NAME(td_lanes) centered = *(const NAME(td_lanes) *)(x + i + c * NAME(TD_LANES)) - mean;
+                lanes[c] += centered * centered;
+            }
         }
         for (; i < end; i++)
             rest += (x[i] - mean) * (x[i] - mean);
-        total += (double)(NAME(td_lanes_total)(&lanes) + rest);
+        total += (double)(NAME(joined)(lanes) + rest);
     }
     return total;
 }
@@ -61,7 +70,7 @@ static void NAME(forward)(const td_norm_attr *a, const T *x, const T *weight, co
 }
 
 /* dx = r (g - mean g - n mean(g n)) with n = c r, g = dy weight; RMS norm has no mean g. dweight += dy n,
- * dbias += dy. */
+ * dbias, unless it is NULL, += dy. */
 static void NAME(backward)(const td_norm_attr *a, const T *x, const T *weight, const T *dy, T *dx, T *dweight, T *dbias,
                            int64_t count)
 {
@@ -78,14 +87,16 @@ static void NAME(backward)(const td_norm_attr *a, const T *x, const T *weight, c
             g_lanes += g;
             gn_lanes += g * n;
             *(NAME(td_lanes) *)(dweight + i) += d * n;
-            *(NAME(td_lanes) *)(dbias + i) += d;
+            if (dbias)
+                *(NAME(td_lanes) *)(dbias + i) += d;
         }
         for (; i < end; i++) {
             T n = (x[i] - mean) * scale, g = dy[i] * weight[i];
             g_rest += g;
             gn_rest += g * n;
             dweight[i] += dy[i] * n;
-            dbias[i] += dy[i];
+            if (dbias)
+                dbias[i] += dy[i];
         }
         slope += (double)(NAME(td_lanes_total)(&g_lanes) + g_rest);
         along += (double)(NAME(td_lanes_total)(&gn_lanes) + gn_rest);
