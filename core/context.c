@@ -21,7 +21,7 @@ static bool is_writable(const td_context *td) { return td != &out_of_memory; }
 
 enum { HUGE_PAGE = 2 << 20 };
 
-/* What is large enough asks for huge pages: weights that stream through the core then come about a tenth faster. The kernel may refuse. */
+/* What is large enough asks for huge pages, which spare streams through it misses of the TLB. The kernel may refuse. */
 static void *default_get(void *user, size_t bytes, const char *kind)
 {
     (void)user, (void)kind;
