@@ -190,8 +190,8 @@ static void train_mlp(td_context *td, curve *out)
     opt_optimizer *opt = opt_adamw(root, &(opt_adamw_options){ .decay = 0.01, .max_norm = 1 });
     td_tensor losses[STEPS];
     for (int s = 0; s < STEPS; s++) {
-        for (int i = 0; i < ROWS * IN; i++) x[i] = (float)check_normal((uint64_t)(s * ROWS * IN + i + 1));
-        for (int i = 0; i < ROWS; i++) y[i] = (i * 7 + s) % CLASSES;
+        for (int i = 0; i < ROWS * IN; i++) x[i] = (float)check_normal((uint64_t)(s % 2 * ROWS * IN + i + 1));
+        for (int i = 0; i < ROWS; i++) y[i] = (i * 7 + s % 2) % CLASSES;
         td_tensor in = td_batch(td, "x", TD_F32, TD_SHAPE(ROWS, IN), x), label = td_batch(td, "y", TD_I32, TD_SHAPE(ROWS), y);
         td_tensor h = nn_dropout_apply(&drop, td_gelu(nn_linear_apply(&hidden, in)));
         losses[s] = td_cross_entropy(nn_linear_apply(&last, h), label);
