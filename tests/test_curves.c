@@ -1,203 +1,12 @@
 /* One seed, one curve: every strategy x 2, 3 and 4 ranks x {MLP, GPT with tied weights and 67 tokens} x accumulation {1, 3} x clipping
- * {none, 2-norm, inf-norm} x {recomputed, not} gives the losses and the parameters of one rank.
+ * {none, 2-norm, inf-norm} x {recomputed, not} gives the losses and the parameters of one rank (tests/curves.h).
  *
- * The MLP has what strategies get wrong elsewhere: a scalar and a vector smaller than the ranks, sizes no rank divides, a frozen
- * parameter and one that no loss depends on. It trains by sgd with momentum, where a wrong norm or a gradient counted twice shows; the
- * GPT by AdamW. Losses are scaled so that norms are above the limit. Dropout is keyed by global index. By default a selection in which
- * every strategy meets every number of ranks and each of the other choices; TANDEM_TEST_ALL=1: all.
+ * By default a selection in which every strategy meets every number of ranks and each of the other choices; TANDEM_TEST_ALL=1: all.
  *
  * Labels: threads
  * Timeout: 600 s
  */
-#include "tests/check.h"
-
-#include <tandem/nn.h>
-#include <tandem/optim.h>
-#include <tandem/parallel.h>
-
-#include "models/gpt/gpt.h"
-
-enum { ROWS = 36, IN = 7, HIDDEN = 29, CLASSES = 5, LENGTH = 7, VOCABULARY = 67, STEPS = 20, MICRO = 3, STEEP = 8 };
-
-typedef enum clip { UNCLIPPED, CLIP_2, CLIP_INF } clip;
-
-typedef struct job {
-    td_dtype dtype;
-    const char *strategy;
-    int ranks, accumulate;
-    clip clip;
-    bool gpt, recompute, unrolled;
-    bool gathered;                            /* units stay gathered after the forward */
-    double losses[STEPS];
-    double parameters;                        /* a sum over all of them at the end, each with a weight of its own */
-    char error[512];
-} job;
-
-/* ---- Models ----------------------------------------------------------------------------------------------- */
-
-typedef struct net {
-    td_context *td;
-    nn_linear first, second, out;
-    nn_dropout drop;
-    td_state gain, offset, base, spare;       /* of the MLP */
-    gpt gpt;
-} net;
-
-static const gpt_size size = { .layers = 2, .heads = 3, .width = 21, .context = LENGTH, .vocabulary = VOCABULARY, .has_bias = true,
-                               .dropout = 0.1 };
-
-static void make_net(net *n, td_context *td, const job *j)
-{
-    td_module root = td_root(td);
-    n->td = td;
-    if (j->gpt) {
-        gpt_size s = size;
-        s.recompute = j->recompute;
-        gpt_make(&n->gpt, root, s);
-        return;
-    }
-    n->first = nn_linear_make(root, "first", IN, HIDDEN);
-    n->second = nn_linear_make(root, "second", HIDDEN, HIDDEN);
-    n->drop = nn_dropout_make(root, "drop", 0.2);
-    n->gain = td_parameter(root, "gain", (td_shape){ 0 }, td_init_constant(1.5));
-    n->offset = td_parameter(root, "offset", TD_SHAPE(1), td_init_constant(0.1));
-    n->base = td_parameter(root, "base", TD_SHAPE(HIDDEN), td_init_normal(0.5));
-    n->spare = td_parameter(root, "spare", TD_SHAPE(3), td_init_normal(1));
-    n->out = nn_linear_make(root, "out", HIDDEN, CLASSES);
-    td_freeze(n->base);
-}
-
-static td_tensor mlp_loss(const net *n, const job *j, td_tensor x, td_tensor y)
-{
-    if (j->recompute) td_recompute_begin(n->td);
-    x = nn_dropout_apply(&n->drop, td_relu(nn_linear_apply(&n->first, x)));
-    if (j->recompute) td_recompute_end(n->td);
-    x = td_relu(nn_linear_apply(&n->second, x));
-    x = td_add(td_mul(x, td_use(n->gain)), td_use(n->base));
-    x = td_add(x, td_use(n->offset));
-    return td_cross_entropy(nn_linear_apply(&n->out, x), y);
-}
-
-/* ---- Data: a rank has copies of its own rows, no larger, so that reading another's is found by the sanitizer. */
-
-typedef struct own_rows {
-    void *x;
-    int32_t *y;
-} own_rows;
-
-static void *get(size_t bytes)
-{
-    void *memory = malloc(bytes);
-    if (!memory) exit(1);
-    return memory;
-}
-
-static double feature(int row, int i) { return check_normal((uint64_t)(row * IN + i)); }
-static int32_t token(int row, int at) { return (int32_t)((row * 7 + at * (row % 5 + 1)) % VOCABULARY); }
-
-static own_rows rows_of(const job *j, int rank, int k)
-{
-    int own = ROWS / j->accumulate / j->ranks, first = k * (ROWS / j->accumulate) + rank * own, width = j->gpt ? LENGTH : IN;
-    own_rows r = { get((size_t)(own * width) * sizeof(double)), get((size_t)(own * (j->gpt ? LENGTH : 1)) * sizeof(int32_t)) };
-    for (int row = 0; row < own; row++) {
-        for (int i = 0; i < width; i++) {
-            if (j->gpt) ((int32_t *)r.x)[row * width + i] = token(first + row, i);
-            else if (j->dtype == TD_F64) ((double *)r.x)[row * width + i] = feature(first + row, i);
-            else ((float *)r.x)[row * width + i] = (float)feature(first + row, i);
-            if (j->gpt) r.y[row * width + i] = token(first + row, i + 1);
-        }
-        if (!j->gpt) r.y[row] = (int32_t)floor(fabs(feature(first + row, 0) - feature(first + row, 1) + feature(first + row, 3))) % CLASSES;
-    }
-    return r;
-}
-
-static td_tensor loss_of(const net *n, const job *j, own_rows own)
-{
-    int rows = ROWS / j->accumulate;
-    if (!j->gpt) {
-        td_tensor x = td_batch(n->td, "x", td_float(n->td), TD_SHAPE(rows, IN), own.x);
-        return mlp_loss(n, j, x, td_batch(n->td, "y", TD_I32, TD_SHAPE(rows), own.y));
-    }
-    td_tensor logits = gpt_logits(&n->gpt, td_batch(n->td, "x", TD_I32, TD_SHAPE(rows, LENGTH), own.x));
-    return td_cross_entropy(logits, td_batch(n->td, "y", TD_I32, TD_SHAPE(rows, LENGTH), own.y));
-}
-
-/* ---- Training --------------------------------------------------------------------------------------------- */
-
-static opt_optimizer *make_optimizer(td_module root, const job *j)
-{
-    double norm = j->clip == CLIP_2 ? 1 : j->clip == CLIP_INF ? 0.2 : 0;
-    bool inf = j->clip == CLIP_INF;
-    const opt_group matrices = { .min_rank = 2, .decay = 0.1 }; /* segments of units */
-    if (j->gpt) return opt_adamw(root, &(opt_adamw_options){ .max_norm = norm, .clip_inf = inf, .groups = &matrices, .group_count = 1 });
-    return opt_sgd(root, &(opt_sgd_options){ .momentum = 0.9, .max_norm = norm, .clip_inf = inf });
-}
-
-static bool one_update(const net *n, opt_optimizer *opt, const job *j, int rank, double *mean)
-{
-    td_tensor loss[MICRO];
-    own_rows own[MICRO];
-    bool good = true;
-    *mean = 0;
-    for (int k = 0; k < j->accumulate; k++) own[k] = rows_of(j, rank, k);
-    for (int k = 0; k < j->accumulate && good; k++) {
-        loss[k] = loss_of(n, j, own[k]);
-        td_keep(loss[k]);
-        td_backward(td_scale(loss[k], (double)STEEP / j->accumulate));
-        if (j->unrolled && k + 1 < j->accumulate) continue;
-        if (k + 1 == j->accumulate) opt_step(opt, j->gpt ? 3e-3 : 1e-2);
-        good = td_step(n->td);
-        for (int i = j->unrolled ? 0 : k; i <= k && good; i++) *mean += td_item(loss[i]) / j->accumulate;
-    }
-    for (int k = 0; k < j->accumulate; k++) {
-        free(own[k].x);
-        free(own[k].y);
-    }
-    return good;
-}
-
-/* sum over parameters of their sum times a number of their own: an element that was updated nowhere, or twice, changes it. */
-static double sum_of_parameters(td_context *td)
-{
-    td_tensor total = td_fill(td, td_float(td), (td_shape){ 0 }, 0);
-    for (int64_t s = 0; s < td_state_count(td); s++) {
-        td_state state = td_state_at(td, s);
-        if (td_state_kind_of(state) != TD_PARAMETER) continue;
-        td_tensor sum = td_sum(td_use(state), TD_ALL, TD_DROP);
-        total = td_add(total, td_scale(sum, 1 + (double)(s % 7) / 4));
-    }
-    td_keep(total);
-    return td_step(td) ? td_item(total) : (double)NAN;
-}
-
-/* What all ranks read, and where rank 0 writes. */
-typedef struct run_of {
-    const job *asked;
-    job *done;
-} run_of;
-
-static void quiet(void *user, td_level level, const char *text) { (void)user, (void)level, (void)text; }
-
-static int train(par_world *world, int rank, void *user)
-{
-    const run_of *r = user;
-    job own = *r->asked;
-    td_context *td = td_open(&(td_options){ .dtype = own.dtype, .seed = 7, .threads = 1, .poison = true, .log = quiet });
-    par_attach(td, world, rank, &(par_options){ .strategy = own.strategy, .bucket_bytes = 3000, .unit_elements = 500, .whole_elements = 30,
-                                                .keep_gathered = own.gathered });
-    net n = { 0 };
-    make_net(&n, td, &own);
-    opt_optimizer *opt = make_optimizer(td_root(td), &own);
-    bool good = true;
-    for (int s = 0; s < STEPS && good; s++) good = one_update(&n, opt, &own, rank, &own.losses[s]);
-    own.parameters = sum_of_parameters(td);
-    good = td_error(td) == TD_OK;
-    snprintf(own.error, sizeof own.error, "%s", td_error_text(td));
-    if (rank == 0) *r->done = own;
-    opt_close(opt);
-    td_close(td);
-    return good ? 0 : 1;
-}
+#include "tests/curves.h"
 
 static job run(job j)
 {
@@ -212,36 +21,11 @@ static job one_rank(td_dtype dtype, bool gpt, clip c)
     return run((job){ .dtype = dtype, .strategy = "single", .ranks = 1, .accumulate = 1, .gpt = gpt, .clip = c });
 }
 
-static bool is_near(double got, double want, double tolerance) { return fabs(got - want) <= tolerance * fabs(want); }
-
 static void assert_same_curve(const job *got, const job *want, double tolerance)
 {
-    static const char *const clips[] = { "not clipped", "clipped", "clipped by the inf-norm" };
-    char who[160];
-    snprintf(who, sizeof who, "%s, %s, %d ranks, accumulation %d%s, %s%s", got->gpt ? "gpt" : "mlp", got->strategy, got->ranks, got->accumulate,
-             got->unrolled ? " in one step" : "", clips[got->clip], got->recompute ? ", recomputed" : "");
-    for (int s = 0; s < STEPS; s++)
-        ck_assert_msg(is_near(got->losses[s], want->losses[s], tolerance), "%s: loss %d is %.17g, not %.17g", who, s, got->losses[s],
-                      want->losses[s]);
-    ck_assert_msg(is_near(got->parameters, want->parameters, 10 * tolerance), "%s: parameters sum to %.17g, not %.17g", who,
-                  got->parameters, want->parameters);
+    char text[CURVE_TEXT];
+    ck_assert_msg(same_curve(got, want, tolerance, text), "%s", text);
 }
-
-/* ---- The matrix ------------------------------------------------------------------------------------------- */
-
-static const struct { const char *strategy; int ranks; } worlds[] = {
-    { "ddp", 2 },      { "ddp", 3 },      { "ddp", 4 },      { "zero1", 2 },    { "zero1", 3 },    { "zero1", 4 },
-    { "zero2", 2 },    { "zero2", 3 },    { "zero2", 4 },    { "zero3", 2 },    { "zero3", 3 },    { "zero3", 4 },
-    { "fsdp", 2 },     { "fsdp", 3 },     { "fsdp", 4 },     { "hsdp:2x2", 4 }, { "hsdp:2x1", 2 }, { "hsdp:1x2", 2 },
-    { "hsdp:3x1", 3 }, { "hsdp:1x3", 3 }, { "hsdp:4x1", 4 }, { "hsdp:1x4", 4 },
-};
-enum { WORLDS = sizeof worlds / sizeof *worlds, CHOICES = 2 * 3 * 2 }; /* accumulation, clip, recompute */
-
-#ifdef __SANITIZE_ADDRESS__
-enum { SLOW = 1 };                /* a step takes fifteen times as long */
-#else
-enum { SLOW = 0 };
-#endif
 
 /* By default choice c meets a world if it is the world's turn: each of a strategy's rows takes others. */
 static bool is_chosen(td_dtype dtype, int world, int choice)
@@ -258,8 +42,7 @@ static void check_matrix(td_dtype dtype, bool gpt, double tolerance)
     for (int w = 0; w < WORLDS; w++)
         for (int c = 0; c < CHOICES; c++) {
             if (!is_chosen(dtype, w, c)) continue;
-            job j = { .dtype = dtype, .gpt = gpt, .strategy = worlds[w].strategy, .ranks = worlds[w].ranks, .accumulate = c & 1 ? 3 : 1,
-                      .clip = (clip)(c / 2 % 3), .recompute = c >= 6, .unrolled = (w + c / 2) & 1, .gathered = (w + c) & 1 };
+            job j = job_at(dtype, gpt, w, c);
             job done = run(j);
             assert_same_curve(&done, &one[j.clip], tolerance);
         }

@@ -6,15 +6,10 @@
 #include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <unistd.h>
 
 #include "parallel/mpi.h"
+#include "tests/mpirun.h"
 #include "tests/ranks.h"
-#include "tests/shell.h"
-
-/* Leaks of MPI's are none of ours; as many ranks as are asked for, whoever asks. */
-#define MPIRUN \
-    "ASAN_OPTIONS=$ASAN_OPTIONS:detect_leaks=0 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout 60 mpirun --oversubscribe "
 
 static const double DEADLINE_S = 2;
 
@@ -138,19 +133,6 @@ static int rank_main(const char *mode)
 }
 
 /* ---- Tests ----------------------------------------------------------------------------------------------- */
-
-static bool has_mpirun(void) { return system("command -v mpirun >/dev/null 2>&1") == 0; }
-
-#define NEEDS_MPI \
-    if (!has_mpirun()) SKIP("there is no mpirun here: install Debian's package openmpi-bin")
-
-static const char *own_path(void)
-{
-    static char path[512];
-    ssize_t n = readlink("/proc/self/exe", path, sizeof path - 1);
-    path[n > 0 ? n : 0] = 0;
-    return path;
-}
 
 static int start(int ranks, const char *mode) { return sh(MPIRUN "-n %d '%s' rank %s", ranks, own_path(), mode); }
 
