@@ -64,9 +64,9 @@ static bool check_options(td_context *td, const par_options *o, int ranks)
 /* Everything that must be the same on every rank besides what is recorded. */
 static void tell_options(par_attached *a, td_context *td, const char *strategy, uint64_t *hash)
 {
-    char text[PAR_OPTIONS_BYTES];
+    char text[4096];
     const par_options *o = &a->options;
-    const char *units = o->units ? o->units : "modules", *passes = td_passes(td);
+    const char *units = o->units ? o->units : "modules", *passes = td_passes(td), *agreed = o->agreed ? o->agreed : "";
     uint64_t table = (uint64_t)a->units + 1;
     for (int i = 0; i < TD_MAX_AXES; i++) {
         const par_axis *x = &a->axis[i];
@@ -75,10 +75,10 @@ static void tell_options(par_attached *a, td_context *td, const char *strategy, 
     }
     snprintf(text, sizeof text,
              "world=%d strategy=%s table=%llx dtype=%s reduce=%s seed=%llu bucket=%lld unit=%lld whole=%lld gathered=%d prefetch=%d passes=%s "
-             "units_hash=%llx units=%s", par_world_size(a->world), strategy, (unsigned long long)table,
+             "units=%s %s", par_world_size(a->world), strategy, (unsigned long long)table,
              td_dtype_name(td_compute_dtype(td)), td_dtype_name(o->reduce_dtype), (unsigned long long)td_seed(td),
              (long long)o->bucket_bytes, (long long)o->unit_elements, (long long)o->whole_elements, o->keep_gathered, o->prefetch,
-             *passes ? passes : "all", (unsigned long long)par_text_hash(units), units);
+             *passes ? passes : "all", units, agreed);
     *hash = par_text_hash(text);
     if (a->world->segment) par_agree_options(a->world, a->rank, text);
 }
@@ -112,5 +112,6 @@ bool par_attach(td_context *td, par_world *world, int rank, const par_options *o
     parallel.transport = &a->transport;
     parallel.places = places_of(&parallel.mesh, a->axis);
     tell_options(a, td, o.strategy, &parallel.options_hash);
+    a->options.agreed = NULL; /* the caller's */
     return td_set_parallel(td, &parallel);
 }

@@ -12,10 +12,16 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "parallel/meet.h"
 #include "parallel/mpi.h"
 
 static const double SPEAK_S = 0.3;    /* how long a rank that failed listens whether another one tells the error */
 static const double LEAVE_S = 5;      /* for MPI to end once all ranks have */
+enum { AFTER_RANK_0_S = 4 };          /* what all have noticed rank 0 tells, and mpirun ends the others 3 s later */
+
+/* Where not all have come. */
+static const char to_set[] = "see that all were started, and where hosts have several networks name the one between them, as "
+                             "OMPI_MCA_btl_tcp_if_include=10.0.0.0/24";
 
 bool par_mpi_same_host(const par_mpi *m, int a, int b) { return !strcmp(m->who[a].host, m->who[b].host); }
 
@@ -43,7 +49,9 @@ static bool run_within(blocking *b, double seconds, bool *started)
     *started = pthread_create(&thread, NULL, run_blocking, b) == 0;
     if (!*started) return false;
     clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += (time_t)seconds + 1;
+    until.tv_sec += (time_t)seconds;
+    until.tv_nsec += (long)(1e9 * (seconds - (double)(time_t)seconds));
+    if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
     if (pthread_timedjoin_np(thread, NULL, &until) == 0) return true;
     pthread_detach(thread);
     return false;
@@ -109,7 +117,8 @@ static bool greet(par_world *world, char *message_text, size_t room)
             par_mpi_listen(world);
             par_mpi_rest(waited);
             if (waited < world->segment->timeout_s) continue;
-            snprintf(message_text, room, "rank %d of %d did not join within %g s", r, m->ranks, world->segment->timeout_s);
+            snprintf(message_text, room, "rank %d of %d did not join within %g s: %s", r, m->ranks, world->segment->timeout_s, to_set);
+            if (m->rank > 0) sleep(AFTER_RANK_0_S);
             return false;
         }
     }
@@ -144,17 +153,19 @@ static bool make_room(par_world *world)
 }
 
 /* The library's part of joining. What MPI may still use is not freed on failure. */
-static par_mpi *enter(const par_world_options *options, char *message, size_t room)
+static par_mpi *enter(int expected, const par_world_options *options, char *message, size_t room)
 {
     par_mpi *m = new_mpi(message, room);
     blocking *b = m ? calloc(1, sizeof *b) : NULL;
+    if (m && !b) snprintf(message, room, "out of memory for a world");
     if (!b) return NULL;
     double seconds = options && options->timeout_s > 0 ? options->timeout_s : PAR_TIMEOUT_S;
     bool started;
     *b = (blocking){ .mpi = m, .call = initialise };
     if (!run_within(b, seconds, &started)) {
-        if (started) snprintf(message, room, "not all processes came to their world within %g s", seconds);
+        if (started) snprintf(message, room, "not all processes came to their world within %g s: %s", seconds, to_set);
         else snprintf(message, room, "no thread could be started");
+        if (started && expected > 0) sleep(AFTER_RANK_0_S);
         return NULL;
     }
     snprintf(message, room, "%s", b->message);
@@ -164,26 +175,25 @@ static par_mpi *enter(const par_world_options *options, char *message, size_t ro
     return NULL;
 }
 
-par_world *par_world_scheduled(const par_world_options *options, int *rank, char *message, size_t room)
+par_world *par_mpi_join(int expected, int ranks, const par_world_options *options, char *message, size_t room)
 {
-    int expected, ranks;
-    *message = 0;
-    if (!par_scheduled(&expected, &ranks, message, room)) return NULL;
-    par_mpi *m = enter(options, message, room);
+    if (ranks > PAR_MAX_RANKS) {
+        snprintf(message, room, "%d ranks were started, but a world has at most %d", ranks, PAR_MAX_RANKS);
+        return NULL;
+    }
+    par_mpi *m = enter(expected, options, message, room);
     if (!m) return NULL;
     if (m->rank != expected || m->ranks != ranks) {
         snprintf(message, room, "this process was started as rank %d of %d, but MPI has it as rank %d of %d: start it with the mpirun or "
-                 "srun of the Open MPI that is installed", expected, ranks, m->rank, m->ranks);
+                 "srun (--mpi=pmix) of the Open MPI that is installed", expected, ranks, m->rank, m->ranks);
         return NULL;
     }
     par_world *world = calloc(1, sizeof *world);
-    if (!world) return NULL;
-    world->mpi = m;
-    if (!par_segment_open(world, ranks, options, NULL) || !par_open_local(world, m->rank, 1) || !make_room(world)) {
-        snprintf(message, room, ranks > PAR_MAX_RANKS ? "a world has at most 256 ranks" : "out of memory for a world");
+    if (world) world->mpi = m;
+    if (!world || !par_segment_open(world, ranks, options, NULL) || !par_open_local(world, m->rank, 1) || !make_room(world)) {
+        snprintf(message, room, "out of memory for a world");
         return NULL;
     }
-    *rank = m->rank;
     return greet(world, message, room) ? world : NULL;
 }
 
@@ -232,6 +242,10 @@ void par_mpi_close(par_world *world)
 
 bool par_tells_error(par_world *world, int rank)
 {
+    char message[256];
+    int own, ranks;
+    if (!world) return (par_started(&own, &ranks, message, sizeof message) == PAR_ALONE && !*message) || par_meet_speaks();
+    if (world->meet) return atomic_load(&world->segment->broken) == rank + 1;
     if (!world->mpi) return true;
     double begin = par_seconds();
     while (par_seconds() - begin < SPEAK_S) {

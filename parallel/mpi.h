@@ -45,6 +45,8 @@ typedef struct par_mpi {
     double looked;           /* when this rank last looked whether others live */
 } par_mpi;
 
+/* Joins the world that the launcher made, as `expected` of `ranks`. NULL and a message. */
+par_world *par_mpi_join(int expected, int ranks, const par_world_options *options, char *message, size_t room);
 bool par_mpi_same_host(const par_mpi *mpi, int a, int b); /* of ranks */
 
 /* Takes in what others have told. Errors stop the world. */

@@ -20,6 +20,7 @@ enum { SLEEP_NS = 200000 };
 typedef enum message_kind { HELLO, RECORDING, POST, COMPARED, WAITS, BUSY, BROKEN, ENDED } message_kind;
 
 typedef struct message {
+    uint64_t layout;         /* first: of another one nothing more is read */
     int32_t kind, from;
     uint32_t bytes;          /* behind it */
     uint32_t index;          /* POST: of the post; COMPARED: steps; RECORDING: of the entry */
@@ -102,6 +103,7 @@ static par_sending *new_sending(int ranks, const message *head, const void *behi
 static void tell(par_world *world, message head, const void *behind)
 {
     par_mpi *m = world->mpi;
+    head.layout = par_layout();
     head.from = m->rank;
     par_sending *s = new_sending(m->ranks, &head, behind);
     if (!s) {
@@ -242,7 +244,9 @@ static void hear_greeting(par_world *world, const message *head, const char *beh
 
 static void hear(par_world *world, const message *head, const char *behind)
 {
-    if (head->from < 0 || head->from >= world->ranks) return;
+    if (head->layout != par_layout())
+        par_break(world, world->first, "rank %d and another run different versions of Tandem: start the same program for all ranks", world->first);
+    if (head->layout != par_layout() || head->from < 0 || head->from >= world->ranks) return;
     par_area *area = &world->segment->area[head->from];
     switch ((message_kind)head->kind) {
     case HELLO: hear_greeting(world, head, behind); break;
@@ -332,7 +336,7 @@ size_t par_mpi_message_bytes(void) { return MESSAGE_MOST; }
 
 bool par_mpi_greet(par_world *world, const par_greeting *own)
 {
-    message head = { .kind = HELLO, .from = world->mpi->rank, .bytes = sizeof *own };
+    message head = { .layout = par_layout(), .kind = HELLO, .from = world->mpi->rank, .bytes = sizeof *own };
     hear(world, &head, (const char *)own);
     if (!receive(world)) return false;
     tell(world, head, own);

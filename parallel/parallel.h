@@ -57,6 +57,7 @@ typedef struct par_options {
                                    What is in none is the root's, which stays gathered from the forward to the backward. */
     bool keep_gathered;         /* fsdp, hsdp: units stay gathered from the forward to the backward */
     int prefetch;               /* zero3, fsdp, hsdp: units gathered ahead of use; 0: 1 */
+    const char *agreed;         /* what else must be the same on all ranks, as "batch=144 lr=0.1"; what differs is named. NULL: nothing */
     td_dtype reduce_dtype;      /* gradients are summed over ranks in it: TD_BF16; 0 (TD_F32): as parameters are stored */
 } par_options;
 
@@ -85,15 +86,18 @@ TD_API par_world *par_world_none(int ranks, int rank);
 TD_API void par_world_close(par_world *world); /* NULL is allowed */
 TD_API int par_world_size(const par_world *world);
 
-/* Whether mpirun or srun has started this process as one of several, which can join their world; and as which. false with
- * a message: RANK and WORLD_SIZE are set, but not so that a world could be joined. false and "": it was not. */
+/* Whether this process was started as one of several, which can join their world, and as which: by mpirun or srun, or with
+ * RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets them. false with a message: these are set, but not so that a world
+ * could be joined. false and "": it was started alone. */
 TD_API bool par_scheduled(int *rank, int *ranks, char *message, size_t room);
-/* Joins that world: on several hosts, through Open MPI, which is loaded now. At most once in a process. NULL and a message:
- * the library is missing, not all ranks came in time, it is out of memory. Ranks print their own errors: see
- * par_tells_error. par_world_close waits until all ranks have ended, unless the world was stopped. */
+/* Joins that world. Under mpirun and srun it may be of several hosts: through Open MPI, which is loaded now, at most once in a
+ * process. By variables it is of this machine. NULL and a message: the library is missing, not all ranks came in time, two are the
+ * same, it is out of memory; "": another rank has the message. Ranks print their own errors: see par_tells_error. par_world_close
+ * waits until all ranks have ended, unless the world was stopped or shares memory. */
 TD_API par_world *par_world_scheduled(const par_world_options *options, int *rank, char *message, size_t room);
-/* After par_fail_world: whether this rank is the one that prints the world's error, of several that have the same. Always
- * true where there is no such world. */
+/* After par_fail_world: whether this rank is the one that prints the world's error, of several that have the same. Without a world
+ * (NULL): whether this process is the one that prints, of those of this machine that failed to join. Always true for a process that was
+ * started alone, and where a launcher of ours prints. */
 TD_API bool par_tells_error(par_world *world, int rank);
 /* How many ranks run on the rank's host (and may use the same cores); *index: which of them it is. */
 TD_API int par_neighbours(const par_world *world, int rank, bool same_cores, int *index);

@@ -14,6 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "parallel/meet.h"
 #include "parallel/mpi.h"
 
 static const uint64_t MAGIC = 0x74646d2d776f726c;
@@ -116,24 +117,30 @@ long par_environment_number(const char *name)
 /* A rank's own children inherit the environment, but their parent is not the launcher. */
 bool par_launched(void) { return getenv("TANDEM_RANK") && par_environment_number("TANDEM_LAUNCHER") == (long)getppid(); }
 
+bool par_segment_enter(par_world *world, int fd, int rank, int ranks)
+{
+    struct stat file;
+    errno = EINVAL;
+    if (fstat(fd, &file) != 0 || file.st_size < (off_t)sizeof(par_segment)) return false;
+    par_segment *s = map_segment(fd, (size_t)file.st_size);
+    if (!s) return false;
+    if (s->magic != MAGIC || s->bytes != file.st_size || s->ranks != ranks || !par_open_local(world, rank, 1)) {
+        munmap(s, (size_t)file.st_size);
+        return false;
+    }
+    world->segment = s;
+    world->ranks = ranks;
+    return true;
+}
+
 par_world *par_world_join(int *rank)
 {
     long at = par_environment_number("TANDEM_RANK"), ranks = par_environment_number("TANDEM_WORLD");
     long fd = par_environment_number("TANDEM_FD");
-    struct stat file;
-    if (!par_launched() || at < 0 || at >= ranks || fd < 0 || fstat((int)fd, &file) != 0) return NULL;
-    if (file.st_size < (off_t)sizeof(par_segment)) return NULL;
+    if (!par_launched() || at < 0 || at >= ranks || fd < 0) return NULL;
     par_world *world = calloc(1, sizeof *world);
     if (!world) return NULL;
-    world->segment = map_segment((int)fd, (size_t)file.st_size);
-    if (!world->segment) {
-        free(world);
-        return NULL;
-    }
-    const par_segment *s = world->segment;
-    world->ranks = s->ranks;
-    if (s->magic != MAGIC || s->bytes != file.st_size || s->ranks != ranks || !par_open_local(world, (int)at, 1)) {
-        munmap(world->segment, (size_t)file.st_size);
+    if (!par_segment_enter(world, (int)fd, (int)at, (int)ranks)) {
         free(world);
         return NULL;
     }
@@ -153,6 +160,8 @@ par_world *par_world_none(int ranks, int rank)
     return NULL;
 }
 
+uint64_t par_layout(void) { return par_text_hash(TANDEM_VERSION) + sizeof(par_segment) + 0x10000 * sizeof(par_area); }
+
 void par_segment_close(par_world *world)
 {
     if (world->segment) munmap(world->segment, (size_t)world->segment->bytes);
@@ -163,6 +172,7 @@ void par_world_close(par_world *world)
 {
     if (!world) return;
     if (world->mpi) par_mpi_close(world);
+    if (world->meet) par_meet_close(world);
     par_segment_close(world);
     free(world->local);
     free(world);

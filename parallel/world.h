@@ -21,7 +21,7 @@ enum {
     PAR_RECORDINGS = 32,          /* recordings of which the text is kept */
     PAR_LINES = 4096,             /* operations kept of one recording */
     PAR_LINE_BYTES = 104,
-    PAR_OPTIONS_BYTES = 512,
+    PAR_OPTIONS_BYTES = 1024,
     PAR_MESSAGE_BYTES = 1024,
     PAR_TIMEOUT_S = 60,           /* a collective waits so long unless told otherwise */
     PAR_LAUNCHER = PAR_MAX_RANKS, /* who stops a world when it is no rank */
@@ -137,6 +137,7 @@ struct par_world {
     int first, here;                           /* ranks [first, first + here) run in this process */
     par_segment *segment;                      /* NULL: planning only */
     struct par_mpi *mpi;                       /* the segment is this process's own, others' areas are copies (mpi.h); NULL: shared */
+    struct par_meet *meet;                     /* ranks have met by their variables (meet.h); NULL: otherwise */
     par_local *local;                          /* `here` of them; NULL: planning only, or the launcher's */
 };
 
@@ -144,8 +145,16 @@ struct par_world {
  * errno says why. */
 bool par_segment_open(par_world *world, int ranks, const par_world_options *options, int *fd);
 void par_segment_close(par_world *world);
+/* Maps the memory that another process has made, for one of its ranks. The descriptor stays open. false: errno says why, or it
+ * is no such world. */
+bool par_segment_enter(par_world *world, int fd, int rank, int ranks);
+/* Ranks can share a world where this is the same: Tandem's version and how the world is laid out. */
+uint64_t par_layout(void);
 /* Ranks [first, first + here) run in this process. */
 bool par_open_local(par_world *world, int first, int here);
+/* How this process was started, as which rank of how many. PAR_ALONE with a message: not so that it could join a world. */
+typedef enum par_start { PAR_ALONE, PAR_BY_LAUNCHER, PAR_BY_VARIABLES } par_start;
+par_start par_started(int *rank, int *ranks, char *message, size_t room);
 /* A whole number in the environment; -1: none. */
 long par_environment_number(const char *name);
 par_local *par_local_at(par_world *world, int rank);
@@ -198,7 +207,8 @@ bool par_transport_mpi(par_world *world, int rank, td_context *td, const td_mesh
 bool par_transport_none(par_world *world, int rank, td_context *td, td_transport *out);
 
 uint64_t par_text_hash(const char *text);
-/* What must be equal on all ranks, as "strategy=ddp batch=144 ..."; before the first step. */
+/* What must be equal on all ranks, as "strategy=ddp batch=144 ..."; before the first step. What is longer than PAR_OPTIONS_BYTES is
+ * compared, but not named. */
 void par_agree_options(par_world *world, int rank, const char *options);
 /* Posts the step before it runs and compares it with what others posted; for a new plan after all have. A step with
  * any difference stops the world with the name of the first differing option or operation. false: the context has

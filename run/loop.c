@@ -336,7 +336,7 @@ static void print_error(const run_loop *run)
     snprintf(text, sizeof text, "%.1700s%s", run->refused ? run->refusal : td_error_text(run->td), hint);
     if (run->world && run->ranks > 1) par_fail_world(run->world, run->rank, text);
     if (run->world && par_launched()) return; /* the launcher prints one for all ranks */
-    if (run->world && !par_tells_error(run->world, run->rank)) return;
+    if (!*text || !par_tells_error(run->world, run->rank)) return; /* another rank tells */
     fprintf(stderr, "%s: %s\n", run->name, run->scheduled && run->world ? par_world_error(run->world) : text);
 }
 

@@ -150,6 +150,21 @@ bool run_launch(run_loop *run, char **argv)
     return true;
 }
 
+/* The flags given, but for those that may differ from host to host or say nothing of what is computed. Blanks would end a word. */
+static void agreed_flags(const run_loop *run, char *text, size_t room)
+{
+    static const char free_to_differ[] = " data out threads timeout json config plot ";
+    size_t used = (size_t)snprintf(text, room, "program=%s", run->program);
+    for (int i = 0; i < run->flags.count && used < room; i++) {
+        const run_value *v = &run->flags.values[i];
+        char name[64];
+        snprintf(name, sizeof name, " %.60s ", v->flag->name);
+        if (v->source > RUN_DEFAULT && v->text && !strstr(free_to_differ, name))
+            used += (size_t)snprintf(text + used, room - used, "\n%s=%s", v->flag->name, v->text);
+    }
+    for (char *at = text; *at; at++) *at = *at == ' ' ? '_' : *at == '\n' ? ' ' : *at;
+}
+
 static void attach(run_loop *run)
 {
     bool alone = run->ranks == 1 && !strcmp(run->strategy, "single");
@@ -162,7 +177,10 @@ static void attach(run_loop *run)
                 run->ranks == 1 ? "" : "s");
         return;
     }
+    char agreed[3072];
+    agreed_flags(run, agreed, sizeof agreed);
     par_options chosen = strategy_options(run);
+    chosen.agreed = agreed;
     par_attach(run->td, run->world, run->rank, &chosen);
 }
 
@@ -181,15 +199,17 @@ static bool join_scheduled(run_loop *run)
     char message[1024];
     par_world_options options = { .timeout_s = run_flags_number(&run->flags, "timeout") };
     run->world = par_world_scheduled(&options, &run->rank, message, sizeof message);
-    if (!run->world && !run->refused) run_fail_usage(run, "%.500s", message);
-    return run->world && !run->refused;
+    if (run->world) return !run->refused;
+    if (!*message) *run->refusal = 0; /* another rank says why, alone */
+    run_fail_usage(run, "%.500s", message);
+    return false;
 }
 
 static void say_world(run_loop *run)
 {
     char text[512];
     par_world_text(run->world, text, sizeof text);
-    run_say(run, "world: %s, strategy %s", text, run->strategy);
+    run_say(run, "world: %s, device %s, strategy %s", text, run_flags_text(&run->flags, "device"), run->strategy);
 }
 
 void run_enter_world(run_loop *run)
@@ -205,7 +225,7 @@ void run_enter_world(run_loop *run)
     run_progress_open(run);
     open_context(run);
     attach(run);
-    if (run->scheduled && !run_failed(run)) say_world(run);
+    if (run->world && run->ranks > 1 && !run_failed(run)) say_world(run);
 }
 
 void run_open_nothing(run_loop *run)
