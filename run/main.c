@@ -155,6 +155,7 @@ int run_main(int argc, char **argv, const run_model *model)
             return commands[i].split ? run_common(argc, argv, model, i) : run_pictures(argc, argv, model);
     for (int i = 0; model->commands && i < RUN_OWN_COMMANDS && model->commands[i].name; i++)
         if (!strcmp(command, model->commands[i].name)) return run_own(argc, argv, model, i);
+    if (!par_tells_error(NULL, 0)) return 2;
     if (*command) fprintf(stderr, "%s: '%.40s' is no command: it is train, eval, bench, plan, plot", name, command);
     else fprintf(stderr, "%s: a command comes first: train, eval, bench, plan, plot", name);
     for (const run_command *c = model->commands; c && c->name; c++) fprintf(stderr, ", %s", c->name);

@@ -205,8 +205,22 @@ static int compare_strategies(const options *o, bench *b)
     return status;
 }
 
+/* It starts the ranks of each cell itself. */
+static bool is_one_of_several(void)
+{
+    char message[512];
+    int rank, ranks;
+    bool several = par_scheduled(&rank, &ranks, message, sizeof message);
+    if (several)
+        snprintf(message, sizeof message, "it starts the ranks of each cell itself, but %d of it were started: start it alone, without a "
+                 "launcher", ranks);
+    if (*message && par_tells_error(NULL, 0)) fprintf(stderr, "strategies: %s\n", message);
+    return *message != 0;
+}
+
 int main(int argc, char **argv)
 {
+    if (is_one_of_several()) return 2;
     options o = { .strategies = "all", .ranks = "1,2", .device = "cpu", .machine = "cpu" };
     bench *b = calloc(1, sizeof *b);
     int status = b ? read_options(argc, argv, &o, b) : 1;
