@@ -134,6 +134,14 @@ static int rank_main(const char *mode)
 
 /* ---- Tests ----------------------------------------------------------------------------------------------- */
 
+/* Lines that begin so. */
+static int count(const char *text, const char *beginning)
+{
+    int n = 0;
+    for (const char *line = text; line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL) n += !strncmp(line, beginning, strlen(beginning));
+    return n;
+}
+
 static int start(int ranks, const char *mode) { return sh(MPIRUN "-n %d '%s' rank %s", ranks, own_path(), mode); }
 
 START_TEST(test_collectives_equal_plain_sums)
@@ -256,6 +264,17 @@ START_TEST(test_two_hosts_train_as_one)
 }
 END_TEST
 
+START_TEST(test_hosts_that_use_different_networks_say_what_to_set)
+{
+    NEEDS_MPI;
+    int status = sh("ASTRAY=1 " TWO_HOSTS SMALL "--timeout 2");
+    if (status == 77) SKIP("network namespaces cannot be made here: they take root and Debian's package iproute2");
+    ck_assert_msg(status != 0, "%.900s", out_text);
+    ck_assert_int_eq(count(err_text, "mlp: not all processes came to their world within 2 s: see that all were started, and where hosts have several "
+                                     "networks name the one between them, as OMPI_MCA_btl_tcp_if_include=10.0.0.0/24\n"), 1);
+}
+END_TEST
+
 /* Neither host can tell the other; the deadline tells both. */
 START_TEST(test_a_cut_wire_ends_both_hosts_at_the_deadline)
 {
@@ -298,24 +317,45 @@ START_TEST(test_wrong_launches_say_what_to_do)
     ck_assert_str_has(err_text, "mlp plan is for one process, but 2 were started: start it alone, without a launcher\n");
     ck_assert_int_ne(sh(MPIRUN "-x RANK=0 -x WORLD_SIZE=4 -n 2 " SMALL), 0);
     ck_assert_str_has(err_text, "do not fit the launcher, which started this process as rank ");
+    ck_assert_int_ne(sh(MPIRUN "-n 2 $STRATEGIES --model mlp"), 0);
+    ck_assert_str_has(err_text, "strategies: it starts the ranks of each cell itself, but 2 of it were started: start it alone, without a launcher\n");
+    ck_assert_int_eq(count(err_text, "strategies: "), 1);
+    ck_assert_int_ne(sh(MPIRUN "-n 2 $MLP"), 0);
+    ck_assert_int_eq(count(err_text, "mlp: a command comes first"), 1);
 }
 END_TEST
 
-START_TEST(test_variables_without_a_launcher_say_what_to_do)
+START_TEST(test_wrong_settings_are_told_by_one_rank)
 {
-    ck_assert_sh(2, "RANK=0 WORLD_SIZE=2 " SMALL);
-    ck_assert_str_has(err_text, "mlp: RANK=0 and WORLD_SIZE=2 are set, but processes find each other through MPI alone, and no mpirun or srun has "
-                                "started this one: start it with 'mpirun -n RANKS' or srun, or leave the variables out and give --ranks\n");
-    ck_assert_sh(2, "WORLD_SIZE=2 " SMALL);
-    ck_assert_str_has(err_text, "mlp: WORLD_SIZE=2 is set, but RANK, which of them this process is, is not: ");
-    ck_assert_sh(2, "RANK=2 WORLD_SIZE=2 " SMALL);
-    ck_assert_str_has(err_text, "mlp: RANK=2 is none of 0 to 1, which WORLD_SIZE=2 asks for: ");
-    ck_assert_sh(0, "RANK=0 WORLD_SIZE=1 " SMALL);
+    NEEDS_MPI;
+    static const struct { const char *ranks, *flags, *text; } cases[] = {
+        { "-n 4", "--strategy hsdp:2x3", ": strategy 'hsdp:2x3' is for 6 ranks (2 that share one copy of the state x 3 such groups), but there are 4\n" },
+        { "-n 2", "--strategy ddp+ep:2", ": strategy 'ddp+ep:2': " },
+        { "-n 2", "--strategy fsdp --units 'none.*'", ": fsdp: the unit pattern 'none.*' matches no parameter; " },
+        { "-n 1", "--steps 6 : -n 1 " SMALL "--steps 8", "mlp: ranks disagree at step 0: option steps is 6 on rank 0 but 8 on rank 1\n" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        ck_assert_int_ne(sh(MPIRUN "%s " SMALL "%s", cases[i].ranks, cases[i].flags), 0);
+        ck_assert_msg(strstr(err_text, cases[i].text) && count(err_text, "mlp: ") == 1, "%s: %.900s", cases[i].flags, err_text);
+    }
+}
+END_TEST
+
+/* srun sets these; without its PMI MPI knows of one process alone. */
+START_TEST(test_a_launcher_that_the_library_does_not_know_is_told)
+{
+    NEEDS_MPI;
+    ck_assert_sh(2, "SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2 " SMALL);
+    ck_assert_str_has(err_text, "mlp: this process was started as rank 0 of 2, but MPI has it as rank 0 of 1: start it with the mpirun or srun "
+                                "(--mpi=pmix) of the Open MPI that is installed\n");
+    ck_assert_sh(0, "SLURM_PROCID=0 SLURM_NTASKS=2 " SMALL); /* a batch script's, beside which nothing was started */
 }
 END_TEST
 
 START_TEST(test_a_missing_library_is_named_with_its_package)
 {
+    ck_assert_int_ne(sh("mkdir -p none; : >none/libmpi.so.40; " MPIRUN "-x LD_LIBRARY_PATH=$PWD/none -n 4 " SMALL), 0);
+    ck_assert_int_eq(count(err_text, "mlp: ranks of several processes need Open MPI, which could not be loaded ("), has_mpirun());
     mpi_library library;
     char message[512];
     ck_assert(!mpi_library_load("libnone.so.40", &library, message, sizeof message));
@@ -338,10 +378,12 @@ int main(int argc, char **argv)
         test_a_skipped_collective_is_named,
         test_the_mlp_trains_as_on_one_rank,
         test_two_hosts_train_as_one,
+        test_hosts_that_use_different_networks_say_what_to_set,
         test_a_cut_wire_ends_both_hosts_at_the_deadline,
         test_a_run_is_saved_and_resumed_on_other_ranks,
         test_wrong_launches_say_what_to_do,
-        test_variables_without_a_launcher_say_what_to_do,
+        test_wrong_settings_are_told_by_one_rank,
+        test_a_launcher_that_the_library_does_not_know_is_told,
         test_a_missing_library_is_named_with_its_package,
     };
     return check_main("mpi", tests, (int)(sizeof tests / sizeof tests[0]));

@@ -1,8 +1,8 @@
 #!/bin/sh
 # two_hosts.sh COMMAND...: runs a command once on each of two "hosts", network namespaces of this machine with a wire between
 # them and names of their own, under mpirun. CUT=SECONDS: the wire is cut after so long; status 99 if the
-# command runs WITHIN=SECONDS after that still, else 1 (mpirun itself waits for the lost host). Status 77: namespaces cannot
-# be had.
+# command runs WITHIN=SECONDS after that still, else 1 (mpirun itself waits for the lost host). ASTRAY=1: ranks are told to use
+# another network, which each host has and no wire joins. Status 77: namespaces cannot be had.
 set -u
 a=td$$a b=td$$b
 folder=$(mktemp -d) || exit 77
@@ -20,7 +20,14 @@ wire() {
         ip link set $a netns $a && ip link set $b netns $b &&
         ip -n $a addr add 10.97.0.1/24 dev $a && ip -n $b addr add 10.97.0.2/24 dev $b &&
         ip -n $a link set $a up && ip -n $b link set $b up && ip -n $a link set lo up && ip -n $b link set lo up &&
-        ip netns exec $a unshare -u true
+        ip netns exec $a unshare -u true || return
+    network=10.97.0.0/24
+    [ -n "${ASTRAY:-}" ] || return 0
+    network=10.98.0.0/24
+    for n in $a $b; do
+        ip -n $n link add stray type veth peer name end && ip -n $n link set stray up && ip -n $n link set end up || return
+    done
+    ip -n $a addr add 10.98.0.1/24 dev stray && ip -n $b addr add 10.98.0.2/24 dev stray
 }
 wire >/dev/null 2>&1 || exit 77
 
@@ -36,7 +43,7 @@ cat >"$folder/start" <<END
 hostname host-$a
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 exec mpirun --host 10.97.0.1,10.97.0.2 -n 2 --mca plm_rsh_agent $folder/agent --mca btl self,tcp \
-    --mca btl_tcp_if_include 10.97.0.0/24 --mca oob_tcp_if_include 10.97.0.0/24 "\$@"
+    --mca btl_tcp_if_include $network --mca oob_tcp_if_include 10.97.0.0/24 "\$@"
 END
 start() { timeout 60 ip netns exec $a unshare -u sh "$folder/start" "$@"; }
 if [ -z "${CUT:-}" ]; then
