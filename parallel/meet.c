@@ -160,8 +160,7 @@ static bool check_hello(par_meet *m, const hello *h)
     if (h->rank >= m->ranks)
         return fail(m, "RANK=%d is none of 0 to %d, which WORLD_SIZE=%d asks for", h->rank, m->ranks - 1, m->ranks);
     if (h->rank == 0 || m->peer[h->rank] >= 0)
-        return fail(m, "two processes with RANK=%d came to %s: give each process a RANK of its own, and each world a MASTER_PORT of its own",
-                    h->rank, m->at);
+        return fail(m, "two processes with RANK=%d came to %s: give each process a RANK of its own, and each world a MASTER_PORT", h->rank, m->at);
     return true;
 }
 
@@ -198,7 +197,7 @@ static bool lacks_ranks(par_meet *m)
         if (m->peer[r] >= 0) continue;
         if (++count <= 8) used += (size_t)snprintf(lacking + used, sizeof lacking - used, "%s%d", count > 1 ? ", " : "", r);
     }
-    return fail(m, "rank%s %s%s of %d did not come to %s within %g s: start as many processes as WORLD_SIZE says, each with a RANK of its own",
+    return fail(m, "rank%s %s%s of %d did not come to %s within %g s: start as many processes as WORLD_SIZE says, each with its RANK",
                 count > 1 ? "s" : "", lacking, count > 8 ? " ..." : "", m->ranks, m->at, m->timeout_s);
 }
 
@@ -354,8 +353,9 @@ static par_meet *new_meet(int rank, int ranks, const par_world_options *options,
         return NULL;
     }
     for (int r = 0; r < ranks; r++) peer[r] = -1;
-    *m = (par_meet){ .world = world, .rank = rank, .ranks = ranks, .peer = peer, .listener = -1, .wake = -1, .begin = par_seconds(),
-                     .timeout_s = options && options->timeout_s > 0 ? options->timeout_s : PAR_TIMEOUT_S, .message = message, .room = room };
+    *m = (par_meet){ .world = world, .rank = rank, .ranks = ranks, .peer = peer, .listener = -1, .wake = -1, .message = message, .room = room };
+    m->begin = par_seconds();
+    m->timeout_s = options && options->timeout_s > 0 ? options->timeout_s : PAR_TIMEOUT_S;
     return m;
 }
 

@@ -186,6 +186,7 @@ par_world *par_mpi_join(int expected, int ranks, const par_world_options *option
     if (m->rank != expected || m->ranks != ranks) {
         snprintf(message, room, "this process was started as rank %d of %d, but MPI has it as rank %d of %d: start it with the mpirun or "
                  "srun (--mpi=pmix) of the Open MPI that is installed", expected, ranks, m->rank, m->ranks);
+        free(m);
         return NULL;
     }
     par_world *world = calloc(1, sizeof *world);

@@ -245,7 +245,8 @@ static void hear_greeting(par_world *world, const message *head, const char *beh
 static void hear(par_world *world, const message *head, const char *behind)
 {
     if (head->layout != par_layout())
-        par_break(world, world->first, "rank %d and another run different versions of Tandem: start the same program for all ranks", world->first);
+        par_break(world, world->first, "rank %d and another one run different versions of Tandem: start the same program for all ranks",
+                  world->first);
     if (head->layout != par_layout() || head->from < 0 || head->from >= world->ranks) return;
     par_area *area = &world->segment->area[head->from];
     switch ((message_kind)head->kind) {

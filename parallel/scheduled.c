@@ -48,13 +48,14 @@ static bool find_variables(long *rank, long *ranks, char *message, size_t room)
     if (!size || *ranks == 1) return false;
     if (*ranks < 1) snprintf(message, room, "WORLD_SIZE=%.20s is no number of processes%s", size, alone);
     else if (*rank < 0)
-        snprintf(message, room, "WORLD_SIZE=%ld is set, but RANK is no number: set it to which of them this process is, from 0%s", *ranks, alone);
+        snprintf(message, room, "WORLD_SIZE=%ld is set, but RANK is no number: set it to which of them this process is, from 0%s", *ranks,
+                 alone);
     else if (!getenv("MASTER_ADDR") || port < 1 || port > 65535)
-        snprintf(message, room, "RANK=%ld and WORLD_SIZE=%ld are set, but MASTER_ADDR and MASTER_PORT, by which processes find each other, are "
-                 "not: set them to localhost and a number from 1 to 65535, the same for all%s", *rank, *ranks, alone);
+        snprintf(message, room, "RANK=%ld and WORLD_SIZE=%ld are set, but MASTER_ADDR and MASTER_PORT, by which processes find each other, "
+                 "are not: set them to localhost and a number from 1 to 65535, the same for all%s", *rank, *ranks, alone);
     else if (within >= 0 && within != *ranks)
-        snprintf(message, room, "LOCAL_WORLD_SIZE=%ld of WORLD_SIZE=%ld ranks are on this host, and ranks on several hosts are started by mpirun or "
-                 "srun: 'mpirun --hostfile HOSTS -n %ld ...', without these variables", within, *ranks, *ranks);
+        snprintf(message, room, "LOCAL_WORLD_SIZE=%ld of WORLD_SIZE=%ld ranks are on this host, and ranks on several hosts are started by "
+                 "mpirun or srun: 'mpirun --hostfile HOSTS -n %ld ...', without these variables", within, *ranks, *ranks);
     return !*message;
 }
 

@@ -11,11 +11,15 @@
 #include "parallel/world.h"
 #include "tests/shell.h"
 
+/* Until the ranks train. */
+#define TRAINING "until grep -q 'step 1/' out; do sleep 0.05; done; "
 #define SMALL "$MLP train --task regress --hidden 16 --batch 24 --threads 2 --steps 12 --dtype f64 --log-every 1 "
 #define ENDLESS "$MLP train --task regress --hidden 16 --batch 24 --threads 2 --steps 100000000 --log-every 100000000 "
 
 /* A shell's words that start a rank, without waiting. */
 #define RANK(rank, size, command) "RANK=" rank " WORLD_SIZE=" size " " command ">>out 2>>err & p=\"$p $!\"; "
+#define TWO(command) RANK("0", "2", command) RANK("1", "2", command)
+#define FOUR(command) RANK("2", "4", command) RANK("0", "4", command) RANK("3", "4", command) RANK("1", "4", command)
 /* Waits for all; stdout ends with their statuses, as "[ 0 0 ]". */
 #define ALL_ENDED "for q in $p; do wait $q; s=\"$s $?\"; done; cat out; cat err >&2; echo \"[$s ]\""
 
@@ -65,8 +69,7 @@ START_TEST(test_ranks_train_as_those_that_the_launcher_starts)
 {
     double met[12], launched[12];
     ck_assert_sh(0, "rm -rf met launched; " SMALL "--ranks 4 --strategy fsdp --out launched");
-    start(RANK("2", "4", SMALL "--strategy fsdp --out met ") RANK("0", "4", SMALL "--strategy fsdp --out met ")
-          RANK("3", "4", SMALL "--strategy fsdp --out met ") RANK("1", "4", SMALL "--strategy fsdp --out met "));
+    start(FOUR(SMALL "--strategy fsdp --out met "));
     ck_assert_msg(!strcmp(statuses(), "[ 0 0 0 0 ]\n"), "%.900s%.900s", out_text, err_text);
     ck_assert_int_eq(count(out_text, "world: 4 ranks on 1 host, transport local, device cpu, strategy fsdp\n"), 1);
     ck_assert_int_eq(count(out_text, "step 12/12"), 1);
@@ -78,8 +81,8 @@ END_TEST
 
 START_TEST(test_a_signal_to_one_rank_saves_and_ends_all)
 {
-    start("rm -rf saved; " RANK("0", "2", ENDLESS "--out saved ") RANK("1", "2", ENDLESS "--out saved ")
-          "until grep -q 'step 1/' out; do sleep 0.05; done; kill -TERM $!;");
+    start("rm -rf saved; " TWO(ENDLESS "--out saved ")
+          TRAINING "kill -TERM $!;");
     ck_assert_msg(!strcmp(statuses(), "[ 0 0 ]\n"), "%.900s%.900s", out_text, err_text);
     ck_assert_int_eq(count(out_text, "stopped by a signal after step "), 1);
     ck_assert_sh(0, "ls saved/checkpoints/step-*/manifest.json");
@@ -104,29 +107,32 @@ static void expect_end(const char *commands, const char *status, const char *mes
 START_TEST(test_ranks_that_do_not_come_are_named)
 {
     expect_end(RANK("0", "4", WAITS) RANK("2", "4", WAITS), "[ 2 2 ]", "mlp: ranks 1, 3 of 4 did not come to localhost:");
-    ck_assert_str_has(err_text, " within 1 s: start as many processes as WORLD_SIZE says, each with a RANK of its own\n");
+    ck_assert_str_has(err_text, " within 1 s: start as many processes as WORLD_SIZE says, each with its RANK\n");
     expect_end(RANK("1", "3", WAITS) RANK("2", "3", WAITS), "[ 2 2 ]", "mlp: rank 0 of 3 did not come to localhost:");
 }
 END_TEST
 
 START_TEST(test_ranks_that_cannot_be_are_named)
 {
-    expect_end(RANK("0", "3", WAITS) RANK("1", "3", WAITS) RANK("1", "3", WAITS), "[ 2 2 2 ]", "mlp: two processes with RANK=1 came to localhost:");
+    expect_end(RANK("0", "3", WAITS) RANK("1", "3", WAITS) RANK("1", "3", WAITS), "[ 2 2 2 ]",
+               "mlp: two processes with RANK=1 came to localhost:");
     expect_end(RANK("0", "2", WAITS) RANK("0", "2", WAITS), "[ 2 2 ]", "mlp: two processes with RANK=0 came to localhost:");
     expect_end(RANK("0", "2", WAITS) RANK("2", "2", WAITS), "[ 2 2 ]", "mlp: RANK=2 is none of 0 to 1, which WORLD_SIZE=2 asks for\n");
     expect_end(RANK("0", "2", WAITS) RANK("1", "3", WAITS), "[ 2 2 ]",
                "mlp: rank 1 was started with WORLD_SIZE=3 but rank 0 with WORLD_SIZE=2: start all with the same, ");
-    expect_end(RANK("0", "999", WAITS "--batch 999 ") RANK("1", "999", WAITS "--batch 999 "), "[ 2 2 ]", "mlp: WORLD_SIZE=999: a machine has at most 256 ranks\n");
+    expect_end(RANK("0", "999", WAITS "--batch 999 ") RANK("1", "999", WAITS "--batch 999 "), "[ 2 2 ]",
+               "mlp: WORLD_SIZE=999: a machine has at most 256 ranks\n");
 }
 END_TEST
 
 START_TEST(test_variables_that_say_nothing_are_named)
 {
     expect_end("WORLD_SIZE=2 " SMALL ">>out 2>>err & p=\"$p $!\"; ", "[ 2 ]", "mlp: WORLD_SIZE=2 is set, but RANK is no number: ");
-    expect_end("export WORLD_SIZE=two RANK=0; " SMALL ">>out 2>>err & p=\"$p $!\"; ", "[ 2 ]", "mlp: WORLD_SIZE=two is no number of processes; ");
-    expect_end("export MASTER_PORT=99999; " RANK("0", "2", WAITS) RANK("1", "2", WAITS), "[ 2 2 ]",
-               " are set, but MASTER_ADDR and MASTER_PORT, by which processes find each other, are not: set them to localhost and a number ");
-    expect_end("export MASTER_ADDR=nowhere.invalid; " RANK("0", "2", WAITS) RANK("1", "2", WAITS), "[ 2 2 ]",
+    expect_end("export WORLD_SIZE=two RANK=0; " SMALL ">>out 2>>err & p=\"$p $!\"; ", "[ 2 ]",
+               "mlp: WORLD_SIZE=two is no number of processes; ");
+    expect_end("export MASTER_PORT=99999; " TWO(WAITS), "[ 2 2 ]",
+               " are set, but MASTER_ADDR and MASTER_PORT, by which processes find each other, are not: set them to localhost and ");
+    expect_end("export MASTER_ADDR=nowhere.invalid; " TWO(WAITS), "[ 2 2 ]",
                "mlp: MASTER_ADDR=nowhere.invalid cannot be resolved (");
     ck_assert_sh(0, "RANK=0 WORLD_SIZE=1 " SMALL);
 }
@@ -134,23 +140,23 @@ END_TEST
 
 START_TEST(test_ranks_of_several_hosts_are_sent_to_their_launchers)
 {
-    expect_end("export MASTER_ADDR=192.0.2.7; " RANK("0", "2", WAITS) RANK("1", "2", WAITS), "[ 2 2 ]",
+    expect_end("export MASTER_ADDR=192.0.2.7; " TWO(WAITS), "[ 2 2 ]",
                "mlp: MASTER_ADDR=192.0.2.7 is no address of this machine, and ranks on several hosts are started by mpirun or srun: ");
-    expect_end("export LOCAL_WORLD_SIZE=1; " RANK("0", "2", WAITS) RANK("1", "2", WAITS), "[ 2 2 ]",
-               "mlp: LOCAL_WORLD_SIZE=1 of WORLD_SIZE=2 ranks are on this host, and ranks on several hosts are started by mpirun or srun: ");
+    expect_end("export LOCAL_WORLD_SIZE=1; " TWO(WAITS), "[ 2 2 ]",
+               "mlp: LOCAL_WORLD_SIZE=1 of WORLD_SIZE=2 ranks are on this host, and ranks on several hosts are started by ");
 }
 END_TEST
 
 START_TEST(test_settings_that_cannot_be_are_told_by_one_rank)
 {
-    expect_end(RANK("0", "4", WAITS "--strategy hsdp:2x3 ") RANK("1", "4", WAITS "--strategy hsdp:2x3 ") RANK("2", "4", WAITS "--strategy hsdp:2x3 ")
-               RANK("3", "4", WAITS "--strategy hsdp:2x3 "), "[ 2 2 2 2 ]", ": strategy 'hsdp:2x3' is for 6 ranks (");
-    expect_end(RANK("0", "2", WAITS "--strategy ddp+ep:2 ") RANK("1", "2", WAITS "--strategy ddp+ep:2 "), "[ 2 2 ]", ": strategy 'ddp+ep:2': ");
-    expect_end(RANK("0", "2", WAITS "--strategy fsdp --units none.* ") RANK("1", "2", WAITS "--strategy fsdp --units none.* "), "[ 2 2 ]",
+    expect_end(FOUR(WAITS "--strategy hsdp:2x3 "), "[ 2 2 2 2 ]", ": strategy 'hsdp:2x3' is for 6 ranks (");
+    expect_end(TWO(WAITS "--strategy ddp+ep:2 "), "[ 2 2 ]", ": strategy 'ddp+ep:2': ");
+    expect_end(TWO(WAITS "--strategy fsdp --units none.* "), "[ 2 2 ]",
                ": fsdp: the unit pattern 'none.*' matches no parameter; ");
-    expect_end(RANK("0", "2", WAITS "--ranks 3 ") RANK("1", "2", WAITS "--ranks 3 "), "[ 2 2 ]",
+    expect_end(TWO(WAITS "--ranks 3 "), "[ 2 2 ]",
                ": --ranks 3, but the launcher started 2 processes: leave --ranks out, or start as many\n");
-    expect_end(RANK("0", "2", WAITS) RANK("1", "2", WAITS "--stepz 3 "), "[ 1 2 ]", "mlp: rank 1: unknown flag --stepz: did you mean --steps?\n");
+    expect_end(RANK("0", "2", WAITS) RANK("1", "2", WAITS "--stepz 3 "), "[ 1 2 ]",
+               "mlp: rank 1: unknown flag --stepz: did you mean --steps?\n");
 }
 END_TEST
 
@@ -165,9 +171,9 @@ END_TEST
 
 START_TEST(test_a_rank_that_is_killed_ends_all)
 {
-    expect_end(RANK("0", "3", ENDLESS) RANK("1", "3", ENDLESS) RANK("2", "3", ENDLESS) "until grep -q 'step 1/' out; do sleep 0.05; done; kill -9 $!;",
+    expect_end(RANK("0", "3", ENDLESS) RANK("1", "3", ENDLESS) RANK("2", "3", ENDLESS) TRAINING "kill -9 $!;",
                "[ 1 1 137 ]", "mlp: rank 2 ended before ");
-    expect_end(RANK("0", "2", ENDLESS) "z=$!; " RANK("1", "2", ENDLESS) "until grep -q 'step 1/' out; do sleep 0.05; done; kill -9 $z;",
+    expect_end(RANK("0", "2", ENDLESS) "z=$!; " RANK("1", "2", ENDLESS) TRAINING "kill -9 $z;",
                "[ 137 1 ]", "mlp: rank 0 ended before ");
 }
 END_TEST
@@ -175,8 +181,8 @@ END_TEST
 /* The second one is told; the first one goes on. */
 START_TEST(test_two_worlds_on_one_port)
 {
-    expect_end(RANK("0", "2", ENDLESS) RANK("1", "2", ENDLESS) "until grep -q 'step 1/' out; do sleep 0.05; done; first=$!; "
-               RANK("0", "2", WAITS) RANK("1", "2", WAITS) "wait $!; kill -TERM $first;",
+    expect_end(TWO(ENDLESS) TRAINING "first=$!; "
+               TWO(WAITS) "wait $!; kill -TERM $first;",
                "[ 0 0 2 2 ]", " is complete and runs: give each process a RANK of its own, and each world a MASTER_PORT of its own\n");
 }
 END_TEST
