@@ -159,8 +159,9 @@ static void agreed_flags(const run_loop *run, char *text, size_t room)
         const run_value *v = &run->flags.values[i];
         char name[64];
         snprintf(name, sizeof name, " %.60s ", v->flag->name);
-        if (v->source > RUN_DEFAULT && v->text && !strstr(free_to_differ, name))
-            used += (size_t)snprintf(text + used, room - used, "\n%s=%s", v->flag->name, v->text);
+        if (v->source == RUN_DEFAULT || !v->text || strstr(free_to_differ, name)) continue;
+        size_t length = strcmp(v->flag->name, "device") ? strlen(v->text) : strcspn(v->text, ":"); /* which GPU is a rank's own */
+        used += (size_t)snprintf(text + used, room - used, "\n%s=%.*s", v->flag->name, (int)length, v->text);
     }
     for (char *at = text; *at; at++) *at = *at == ' ' ? '_' : *at == '\n' ? ' ' : *at;
 }
