@@ -90,8 +90,8 @@ TD_API int par_world_size(const par_world *world);
  * RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets them. false with a message: these are set, but not so that a world
  * could be joined. false and "": it was started alone. */
 TD_API bool par_scheduled(int *rank, int *ranks, char *message, size_t room);
-/* Joins that world. Under mpirun and srun it may be of several hosts: through Open MPI, which is loaded now, at most once in a
- * process. By variables it is of this machine. NULL and a message: the library is missing, not all ranks came in time, two are the
+/* Joins that world, at most once in a process. Under mpirun and srun it may be of several hosts: through Open MPI, which is loaded now.
+ * By variables it is of this machine. NULL and a message: the library is missing, not all ranks came in time, two are the
  * same, it is out of memory; "": another rank has the message. Ranks print their own errors: see par_tells_error. par_world_close
  * waits until all ranks have ended, unless the world was stopped or shares memory. */
 TD_API par_world *par_world_scheduled(const par_world_options *options, int *rank, char *message, size_t room);
