@@ -8,9 +8,7 @@
 #include "core/ops/op.h"
 #include "core/ops/rows.h"
 
-typedef struct op_cumsum_attr {
-    int64_t reverse;
-} op_cumsum_attr;
+TD_CUDA_KERNEL(td_cumsum_cuda);
 
 enum { BLOCK = 512 };
 
@@ -26,12 +24,12 @@ static bool cumsum_shape(td_call *call)
 
 static td_tensor cumsum(td_tensor x, int64_t reverse, td_here here)
 {
-    return td_record(&td_op_cumsum, here, 1, &x, &(op_cumsum_attr){ .reverse = reverse });
+    return td_record(&td_op_cumsum, here, 1, &x, &(td_cumsum_attr){ .reverse = reverse });
 }
 
 static void cumsum_gradient(const td_gradient_call *g)
 {
-    td_gradient_set(g, 0, cumsum(g->dout[0], !((const op_cumsum_attr *)g->attr)->reverse, g->here));
+    td_gradient_set(g, 0, cumsum(g->dout[0], !((const td_cumsum_attr *)g->attr)->reverse, g->here));
 }
 
 /* The product with a triangle of ones. */
@@ -42,7 +40,7 @@ static td_tensor cumsum_decomposed(const td_gradient_call *call)
     td_shape shape = td_shape_at(x);
     int64_t n = shape.dim[shape.rank - 1];
     td_tensor triangle = td_tril_at(td_fill_at(call->td, td_dtype_at(x), TD_SHAPE(n, n), 1, here), 0, here);
-    int reverse = ((const op_cumsum_attr *)call->attr)->reverse != 0;
+    int reverse = ((const td_cumsum_attr *)call->attr)->reverse != 0;
     return td_reshape_as(td_matmul_at(td_rows_of(x, here), triangle, 0, !reverse, here), x, here);
 }
 
@@ -56,7 +54,7 @@ static void cumsum_rows(void *user, int64_t begin, int64_t end)
 {
     const td_kernel *k = user;
     const td_arg *x = &k->in[0], *y = &k->out[0];
-    bool reverse = ((const op_cumsum_attr *)k->attr)->reverse;
+    bool reverse = ((const td_cumsum_attr *)k->attr)->reverse;
     int64_t columns = td_arg_last(x);
     double tile[BLOCK];
     for (int64_t row = begin; row < end; row++) {
@@ -86,7 +84,7 @@ static td_cost cumsum_cost(const td_kernel *k)
     return td_cost_of(k, 1);
 }
 
-#define REVERSE(reverse_) &(const op_cumsum_attr){ .reverse = (reverse_) }
+#define REVERSE(reverse_) &(const td_cumsum_attr){ .reverse = (reverse_) }
 
 static const td_case cumsum_cases[] = {
     { .in = { TD_RANDN(3, 5) }, .attr = REVERSE(0) },
@@ -100,7 +98,7 @@ const td_op td_op_cumsum = {
     .name       = "cumsum",
     .inputs     = 1,
     .flags      = TD_OP_INPLACE,
-    .attr_bytes = sizeof(op_cumsum_attr),
+    .attr_bytes = sizeof(td_cumsum_attr),
     .shape      = cumsum_shape,
     .gradient   = cumsum_gradient,
     .decompose  = cumsum_decomposed,
@@ -108,6 +106,7 @@ const td_op td_op_cumsum = {
     .precision  = TD_ANY_DTYPE,
     .cost       = cumsum_cost,
     .cpu        = cumsum_cpu,
+    .cuda       = TD_CUDA(td_cumsum_cuda),
     .cases      = cumsum_cases,
 };
 

@@ -54,6 +54,9 @@ typedef struct td_slice_attr {
 typedef struct td_concat_attr {
     int64_t axis;
 } td_concat_attr;
+typedef struct td_cumsum_attr {
+    int64_t reverse;
+} td_cumsum_attr;
 /* The value of a td_op_fill. */
 double op_fill_value(const void *attr);
 
