@@ -58,6 +58,22 @@ struct td_plus {
     template <typename A> __device__ __forceinline__ A operator()(A a, A b) const { return a + b; }
 };
 
+/* An element and where it is in its row; index -1: none. */
+template <typename A> struct td_place {
+    A value;
+    int64_t index;
+};
+
+/* Whether a stands before b among the largest of a row, or among the smallest: a NaN is the largest, of equal ones the first is first. */
+template <typename A> static __device__ __forceinline__ bool td_stands_before(td_place<A> a, td_place<A> b, bool smallest)
+{
+    if (a.index < 0 || b.index < 0) return a.index >= 0;
+    bool a_nan = a.value != a.value, b_nan = b.value != b.value;
+    if (a_nan != b_nan) return a_nan != smallest;
+    if (a_nan || a.value == b.value) return a.index < b.index;
+    return smallest ? a.value < b.value : a.value > b.value;
+}
+
 /* Elements before the first that lies at a multiple of 16 bytes. */
 template <typename T> static __device__ __forceinline__ int64_t td_elements_before_16(const T *x)
 {

@@ -57,6 +57,10 @@ typedef struct td_concat_attr {
 typedef struct td_cumsum_attr {
     int64_t reverse;
 } td_cumsum_attr;
+typedef struct td_top_k_attr {
+    int64_t k;
+    int64_t smallest;
+} td_top_k_attr;
 /* The value of a td_op_fill. */
 double op_fill_value(const void *attr);
 

@@ -245,33 +245,21 @@ extern "C" void td_max_cuda(const td_kernel *k)
 
 /* ---- argmax ------------------------------------------------------------------------------------------------- */
 
-/* The larger of two, a NaN above all, the first of equal ones. */
-template <typename A> struct place {
-    A value;
-    int64_t index;
-};
-template <typename A> static __device__ __forceinline__ bool comes_first(place<A> a, place<A> b)
-{
-    bool a_nan = a.value != a.value, b_nan = b.value != b.value;
-    if (a_nan || b_nan) return a_nan && (!b_nan || a.index < b.index);
-    return a.value > b.value || (a.value == b.value && a.index < b.index);
-}
-
 template <int threads, typename T, typename A>
 static __global__ void __launch_bounds__(THREADS) argmax_kernel(const T *x, int32_t *out, int64_t rows, int64_t columns)
 {
     constexpr int groups = THREADS / threads;
     for (int64_t first = (int64_t)blockIdx.x * groups; first < rows; first += (int64_t)gridDim.x * groups) {
         int64_t row = first + threadIdx.x / threads;
-        place<A> best = { max_of<A>::start(), INT32_MAX };
+        td_place<A> best = { 0, -1 };
         td_group_visit<threads>(x + row * columns, row < rows ? columns : 0, [&](int64_t at, auto pack) {
             #pragma unroll
             for (int i = 0; i < (int)(sizeof pack / sizeof(T)); i++) {
-                place<A> next = { td_wide_as<A>(pack.at[i]), at + i };
-                if (comes_first(next, best)) best = next;
+                td_place<A> next = { td_wide_as<A>(pack.at[i]), at + i };
+                if (td_stands_before(next, best, false)) best = next;
             }
         });
-        best = td_group_join<threads>(best, [](place<A> a, place<A> b) { return comes_first(b, a) ? b : a; });
+        best = td_group_join<threads>(best, [](td_place<A> a, td_place<A> b) { return td_stands_before(b, a, false) ? b : a; });
         if (row < rows && td_group_lane<threads>() == 0) out[row] = (int32_t)best.index;
     }
 }

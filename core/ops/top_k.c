@@ -10,16 +10,13 @@
 
 #include <math.h>
 
-typedef struct op_top_k_attr {
-    int64_t k;
-    int64_t smallest;
-} op_top_k_attr;
+TD_CUDA_KERNEL(td_top_k_cuda);
 
 enum { TASK_ELEMENTS = 4 << 10 };
 
 static bool top_k_shape(td_call *call)
 {
-    const op_top_k_attr *attr = call->attr;
+    const td_top_k_attr *attr = call->attr;
     td_shape shape = call->in[0]->shape;
     td_dtype dtype = (td_dtype)call->in[0]->dtype;
     char text[TD_SHAPE_TEXT];
@@ -114,7 +111,7 @@ static void choose(const row *r, int64_t columns, int64_t k, int32_t *heap)
 static void choose_rows(void *user, int64_t begin, int64_t end)
 {
     const td_kernel *k = user;
-    const op_top_k_attr *attr = k->attr;
+    const td_top_k_attr *attr = k->attr;
     int64_t columns = td_arg_last(&k->in[0]), size = td_dtype_size(k->in[0].dtype);
     for (int64_t i = begin; i < end && attr->k > 0; i++) {
         row r = { .x = &k->in[0], .at = i * columns, .smallest = attr->smallest };
@@ -134,12 +131,12 @@ static void top_k_cpu(const td_kernel *k)
 
 static void top_k_print(const td_program *p, const td_node *n, char *to, size_t room)
 {
-    const op_top_k_attr *attr = td_node_attr(p, n);
+    const td_top_k_attr *attr = td_node_attr(p, n);
     td_print line = { .to = to, .room = room };
     td_print_add(&line, "%lld %s", (long long)attr->k, attr->smallest ? "smallest" : "largest");
 }
 
-#define TOP(k_, smallest_) &(const op_top_k_attr){ .k = (k_), .smallest = (smallest_) }
+#define TOP(k_, smallest_) &(const td_top_k_attr){ .k = (k_), .smallest = (smallest_) }
 
 static const td_case top_k_cases[] = {
     { .in = { TD_RANDN(4, 9) }, .attr = TOP(3, 0) },
@@ -152,19 +149,20 @@ static const td_case top_k_cases[] = {
 const td_op td_op_top_k = {
     .name       = "top_k",
     .inputs     = 1,
-    .attr_bytes = sizeof(op_top_k_attr),
+    .attr_bytes = sizeof(td_top_k_attr),
     .shape      = top_k_shape,
     .gradient   = top_k_gradient,
     .place      = td_rule_rows,
     .precision  = TD_ANY_DTYPE,
     .cpu        = top_k_cpu,
+    .cuda       = TD_CUDA(td_top_k_cuda),
     .print      = top_k_print,
     .cases      = top_k_cases,
 };
 
 td_tensor td_top_k_at(td_tensor x, int64_t k, const td_top_k_options *options, td_here here)
 {
-    op_top_k_attr attr = { .k = k, .smallest = options && options->smallest };
+    td_top_k_attr attr = { .k = k, .smallest = options && options->smallest };
     td_tensor values = td_record(&td_op_top_k, here, 1, &x, &attr);
     if (options && options->indices)
         *options->indices = td_output(values, 1);
