@@ -44,7 +44,7 @@ const char *td_profile_kind(const td_op *op)
         { "transpose", "copy" },      { "slice", "copy" },      { "concat", "copy" },         { "pack", "copy" },
         { "copy", "copy" },           { "broadcast", "copy" },  { "fill", "copy" },           { "iota", "copy" },
         { "gather", "copy" },         { "scatter", "copy" },    { "own_part", "copy" },       { "count_once", "copy" },
-        { "reshape", "copy" },        { "merge_rows", "update" },
+        { "reshape", "copy" },        { "own_members", "copy" },  { "merge_rows", "update" },
     };
     if (op->flags & TD_OP_COLLECTIVE) return "collective";
     if (op->flags & TD_OP_POINTWISE) return "pointwise";

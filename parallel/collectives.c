@@ -5,8 +5,9 @@
  *     all_gather       sharded    -> replicated
  *     own_part         replicated -> sharded: this rank's part of what it has
  *     count_once       replicated -> partial: the value on the axis' first rank, zeros on the others
+ *     own_members      sharded    -> partial: some ranges of a flat value, side by side; what this rank has of them, zeros elsewhere
  *
- * Each works on one mesh axis. A part along dimension 0 is consecutive memory; along another dimension the parts are
+ * Each but the last works on one mesh axis. A part along dimension 0 is consecutive memory; along another dimension the parts are
  * put together, or taken apart, in the workspace. Failures of the transport are in the context when it returns.
  */
 #include "parallel/strategy.h"
@@ -153,3 +154,34 @@ const td_op par_op_count_once = {
     .name = "count_once", .inputs = 1, .flags = TD_OP_INPLACE, .attr_bytes = sizeof(par_collective_attr), .cpu = count_once_cpu,
     .print = print_axis,
 };
+
+/* ---- own_members */
+
+/* Where this rank's part of a flat value begins. */
+static int64_t begin_of(const td_mesh *mesh, const td_arg *a)
+{
+    int64_t begin = 0, length = a->global.dim[0];
+    for (int axis = 0; axis < mesh->axes; axis++) {
+        if (a->place.kind[axis] != TD_SHARDED) continue;
+        length /= mesh->size[axis];
+        begin += mesh->at[axis] * length;
+    }
+    return begin;
+}
+
+static void own_members_cpu(const td_kernel *k)
+{
+    const par_member_range *r = k->attr;
+    int64_t begin = begin_of(k->run->mesh, &k->in[0]), end = begin + elements(&k->in[0]), item = td_dtype_size(k->in[0].dtype);
+    memset(k->out[0].data, 0, bytes_of(&k->out[0]));
+    for (size_t i = 0; i < k->attr_bytes / sizeof *r; i++) {
+        int64_t from = r[i].from > begin ? r[i].from : begin, to = r[i].from + r[i].elements < end ? r[i].from + r[i].elements : end;
+        if (to <= from) continue;
+        memcpy((char *)k->out[0].data + (r[i].to + from - r[i].from) * item, (const char *)k->in[0].data + (from - begin) * item,
+               (size_t)((to - from) * item));
+    }
+}
+
+static td_cost own_members_cost(const td_kernel *k) { return (td_cost){ .bytes = 2 * (int64_t)bytes_of(&k->out[0]) }; }
+
+const td_op par_op_own_members = { .name = "own_members", .inputs = 1, .cpu = own_members_cpu, .cost = own_members_cost };

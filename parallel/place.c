@@ -7,15 +7,20 @@
  * Some values are not placed where they are recorded but made where they are read, in the placement and phase of the
  * reader: fills, random draws, spreads of replicated values (operations with TD_OP_FREE), and views of sharded units
  * with the casts and transposes of such views. So no rank makes a global mask to take a slice of it, and a unit that is
- * gathered for the forward is gathered again for the backward, unless it is the root.
+ * gathered for the forward is gathered again for the backward, unless it is the root. Where products read a unit's members in
+ * bf16, each rank's part is cast and then gathered (narrow.c).
  */
 #include "parallel/strategy.h"
 
 #include <string.h>
 
+/* What of a value is made: all of it, or of a unit a cast to what its readers compute in, or the members that are read as stored. */
+typedef enum form { FORM_WHOLE, FORM_NARROW, FORM_MEMBERS } form;
+
 typedef struct memo {
     td_id value;                              /* of `in` */
     uint32_t phase;
+    form form;
     td_placement place;
     td_id made;                               /* of `out`; TD_NONE: empty */
 } memo;
@@ -28,6 +33,8 @@ typedef struct placer {
     td_program *out;
     td_id *map;                               /* value of in -> of out, TD_NONE if it is made on demand */
     char *deferred;                           /* node of in */
+    td_dtype *narrow;                         /* unit -> what it is gathered in, TD_DTYPES: as it is stored */
+    char *as_stored;                          /* state: something reads it in the dtype it is stored in */
     memo *memos;
     uint32_t memo_count, memo_mask;
     void *memory;
@@ -38,7 +45,7 @@ static const td_placement replicated;
 
 /* ---- Values made on demand */
 
-static bool is_unit_view(const td_node *n)
+bool par_is_unit_view(const td_node *n)
 {
     return (n->op->flags & TD_OP_VIEW) || n->op == &td_op_cast || n->op == &td_op_transpose;
 }
@@ -64,21 +71,22 @@ static bool is_deferred(const placer *pl, const td_node *n)
         td_id flat = pl->in->inputs[n->input];
         return input_deferred(pl, n, 0) || !td_placement_equal(pl->out->values[pl->map[flat]].place, replicated);
     }
-    return n->inputs == 1 && all_deferred && is_unit_view(n);
+    return n->inputs == 1 && all_deferred && par_is_unit_view(n);
 }
 
 static td_id need(placer *pl, td_id v, td_placement want, const td_node *reader);
 
-static memo *find_memo(placer *pl, td_id v, td_placement place, uint32_t phase)
+static memo *find_memo(placer *pl, td_id v, form form, td_placement place, uint32_t phase)
 {
-    uint32_t at = (v * 2654435761u + phase * 40503u + (uint32_t)place.kind[0] * 97u) & pl->memo_mask;
+    uint32_t at = (v * 2654435761u + phase * 40503u + (uint32_t)place.kind[0] * 97u + (uint32_t)form * 13u) & pl->memo_mask;
     for (;; at = (at + 1) & pl->memo_mask) {
         memo *m = &pl->memos[at];
-        if (m->made == TD_NONE || (m->value == v && m->phase == phase && td_placement_equal(m->place, place))) return m;
+        bool same = m->value == v && m->form == form && m->phase == phase && td_placement_equal(m->place, place);
+        if (m->made == TD_NONE || same) return m;
     }
 }
 
-static bool remember(placer *pl, td_id v, td_placement place, uint32_t phase, td_id made)
+static bool remember(placer *pl, td_id v, form form, td_placement place, uint32_t phase, td_id made)
 {
     if (made == TD_NONE) return false;
     if (2 * (pl->memo_count + 1) > pl->memo_mask) {
@@ -90,10 +98,10 @@ static bool remember(placer *pl, td_id v, td_placement place, uint32_t phase, td
         pl->memos = larger;
         pl->memo_mask = 2 * size - 1;
         for (uint32_t i = 0; i < size; i++)
-            if (old[i].made != TD_NONE) *find_memo(pl, old[i].value, old[i].place, old[i].phase) = old[i];
+            if (old[i].made != TD_NONE) *find_memo(pl, old[i].value, old[i].form, old[i].place, old[i].phase) = old[i];
         td_free(pl->td, old, size * sizeof *old, "program");
     }
-    *find_memo(pl, v, place, phase) = (memo){ v, phase, place, made };
+    *find_memo(pl, v, form, place, phase) = (memo){ v, phase, form, place, made };
     pl->memo_count++;
     return true;
 }
@@ -159,15 +167,91 @@ static bool makes_directly(const placer *pl, const td_node *n, const td_place_ru
     return true;
 }
 
+/* ---- Units that are gathered narrow (narrow.c) */
+
+static uint32_t unit_number(const placer *pl, td_id v) { return ((const td_unit_attr *)td_node_attr(pl->in, td_producer(pl->in, v)))->unit; }
+
+/* The stored unit behind v, which shows a member of it through views, if that is gathered narrow; TD_NONE otherwise. */
+static td_id narrow_unit_behind(const placer *pl, td_id v)
+{
+    const td_node *n = td_producer(pl->in, v);
+    while (n->inputs == 1 && (par_is_unit_view(n) || n->op == &td_op_part) && n->op != &td_op_cast) {
+        v = pl->in->inputs[n->input];
+        n = td_producer(pl->in, v);
+    }
+    return n->op == &td_op_unit && pl->narrow[unit_number(pl, v)] != TD_DTYPES ? v : TD_NONE;
+}
+
+static td_id cast(placer *pl, td_id id, td_dtype dtype, const td_node *like);
+
+/* A form of a stored unit, replicated. The members are small: they stay from the forward to the backward. */
+static td_id unit_form(placer *pl, td_id unit, form form, const td_node *reader)
+{
+    uint32_t phase = form == FORM_MEMBERS ? reader->phase & ~1u : phase_key(pl, unit, reader->phase);
+    td_id made = find_memo(pl, unit, form, replicated, phase)->made;
+    if (made != TD_NONE) return made;
+    uint32_t number = unit_number(pl, unit);
+    made = form == FORM_NARROW ? cast(pl, pl->map[unit], pl->narrow[number], reader)
+                               : par_own_members(pl->out, pl->map[unit], number, pl->as_stored, reader);
+    if (made != TD_NONE) made = par_convert(pl->out, made, replicated, reader);
+    return remember(pl, unit, form, replicated, phase, made) ? made : TD_NONE;
+}
+
+/* View v of the unit, shown of its narrow form instead, replicated. */
+static td_id narrow_view(placer *pl, td_id v, td_id unit, const td_node *reader)
+{
+    if (v == unit) return unit_form(pl, unit, FORM_NARROW, reader);
+    td_node n = *td_producer(pl->in, v);
+    td_id from = narrow_view(pl, pl->in->inputs[n.input], unit, reader);
+    if (from == TD_NONE) return TD_NONE;
+    td_value value = pl->in->values[v];
+    value.place = replicated;
+    value.dtype = pl->out->values[from].dtype;
+    n.phase = reader->phase;
+    return td_emit(pl->out, &(td_emission){ .op = n.op, .like = &n, .inputs = &from, .input_count = 1, .attr = td_node_attr(pl->in, &n),
+                                            .attr_bytes = n.attr_bytes, .outputs = &value, .output_count = 1, .after = TD_NONE });
+}
+
+/* Member v of the unit in the dtype it is stored in, replicated. */
+static td_id stored_member(placer *pl, td_id v, td_id unit, const td_node *reader)
+{
+    td_node n = *td_producer(pl->in, v);
+    const td_unit *u = td_unit_at(pl->td, unit_number(pl, unit));
+    int64_t offset = ((const td_part_attr *)td_node_attr(pl->in, &n))->offset;
+    int32_t m = 0;
+    while (m < u->member_count - 1 && u->members[m].offset != offset) m++;
+    td_part_attr attr = { .offset = par_members(u, pl->as_stored, u->members[m].state) };
+    td_id from = unit_form(pl, unit, FORM_MEMBERS, reader);
+    if (from == TD_NONE) return TD_NONE;
+    td_value value = pl->in->values[v];
+    value.place = replicated;
+    n.phase = reader->phase;
+    return td_emit(pl->out, &(td_emission){ .op = n.op, .like = &n, .inputs = &from, .input_count = 1, .attr = &attr, .attr_bytes = sizeof attr,
+                                            .outputs = &value, .output_count = 1, .after = TD_NONE });
+}
+
+/* Value v, made on demand, replicated, if a unit that is gathered narrow is behind it; TD_NONE otherwise or after td_fail. */
+static td_id make_of_narrow(placer *pl, td_id v, const td_node *reader)
+{
+    const td_node *n = td_producer(pl->in, v);
+    if (n->op != &td_op_cast && n->op != &td_op_part) return TD_NONE;
+    td_id in = pl->in->inputs[n->input], unit = narrow_unit_behind(pl, in);
+    if (unit == TD_NONE) return TD_NONE;
+    if (n->op == &td_op_part) return stored_member(pl, v, unit, reader);
+    return pl->in->values[v].dtype == pl->narrow[unit_number(pl, unit)] ? narrow_view(pl, in, unit, reader) : TD_NONE;
+}
+
 enum { FEW = 16 };
 
 static td_id make_deferred(placer *pl, td_id v, td_placement want, const td_node *reader)
 {
     td_node n = *td_producer(pl->in, v);
     td_place_rule rule;
+    td_id made = make_of_narrow(pl, v, reader);
+    if (made != TD_NONE) return par_convert(pl->out, made, want, reader);
     rule_of(pl->in, &n, &rule);
     if (!makes_directly(pl, &n, &rule, want)) {
-        td_id made = need(pl, v, replicated, reader);
+        made = need(pl, v, replicated, reader);
         return made == TD_NONE ? TD_NONE : par_convert(pl->out, made, want, reader);
     }
     td_id inputs[FEW];
@@ -194,10 +278,10 @@ static td_id need(placer *pl, td_id v, td_placement want, const td_node *reader)
     bool deferred = pl->deferred[pl->in->values[v].node] != 0;
     if (!deferred && td_placement_equal(pl->out->values[pl->map[v]].place, want)) return pl->map[v];
     uint32_t phase = phase_key(pl, v, reader->phase);
-    td_id made = find_memo(pl, v, want, phase)->made;
+    td_id made = find_memo(pl, v, FORM_WHOLE, want, phase)->made;
     if (made != TD_NONE) return made;
     made = deferred ? make_deferred(pl, v, want, reader) : par_convert(pl->out, pl->map[v], want, reader);
-    return remember(pl, v, want, phase, made) ? made : TD_NONE;
+    return remember(pl, v, FORM_WHOLE, want, phase, made) ? made : TD_NONE;
 }
 
 /* ---- Nodes placed where they are recorded */
@@ -392,7 +476,9 @@ static bool open_tables(placer *pl)
 {
     uint32_t memos = 256;
     while (memos < pl->in->value_count) memos *= 2;
-    pl->bytes = pl->in->value_count * sizeof(td_id) + pl->in->node_count;
+    uint32_t units = td_unit_count(pl->td);
+    size_t states = (size_t)td_state_count(pl->td);
+    pl->bytes = pl->in->value_count * sizeof(td_id) + units * sizeof(td_dtype) + pl->in->node_count + states;
     pl->memory = td_alloc(pl->td, pl->bytes, "program");
     pl->memos = td_alloc(pl->td, memos * sizeof *pl->memos, "program");
     pl->memo_mask = memos - 1;
@@ -400,9 +486,11 @@ static bool open_tables(placer *pl)
     memset(pl->memos, 0xFF, memos * sizeof *pl->memos);
     memset(pl->memory, 0xFF, pl->bytes);
     pl->map = pl->memory;
-    pl->deferred = (char *)(pl->map + pl->in->value_count);
+    pl->narrow = (td_dtype *)(pl->map + pl->in->value_count);
+    pl->deferred = (char *)(pl->narrow + units);
+    pl->as_stored = pl->deferred + pl->in->node_count;
     memset(pl->deferred, 0, pl->in->node_count);
-    return true;
+    return par_find_narrow(pl->in, pl->narrow, pl->as_stored);
 }
 
 td_program *par_place_pass(void *self, const td_program *in)

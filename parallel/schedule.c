@@ -2,7 +2,7 @@
  *
  *   - computation stays in the order recorded;
  *   - a unit's gradients are packed, added to what earlier micro-batches left, and reduced as soon as the last of them exists;
- *   - a unit is gathered `prefetch` units before its first reader, not earlier;
+ *   - a unit is gathered `prefetch` units before its first reader, not earlier, and cast for that just before;
  *   - stores come last, as recorded.
  */
 #include "parallel/strategy.h"
@@ -25,6 +25,7 @@ typedef struct scheduler {
     uint32_t *stack;                          /* nodes waiting for their inputs */
     char *done;
     char *gradient;                           /* node: its value is a unit's gradient */
+    char *fetches;                            /* node: it is on the way from a stored unit to where readers have it */
     void *memory;
     size_t bytes;
 } scheduler;
@@ -53,12 +54,22 @@ static bool gives_gradient(const scheduler *s, const td_node *n)
     return reads;
 }
 
+/* Whether node n takes a stored unit, or what is on the way from it, further: it can be done as early as is wanted. */
+static bool fetches(const scheduler *s, const td_node *n)
+{
+    bool carries = n->op == &par_op_all_gather || n->op == &par_op_all_reduce || n->op == &par_op_own_members || n->op == &td_op_cast;
+    if (!carries || n->inputs != 1) return false;
+    uint32_t maker = s->in->values[s->in->inputs[n->input]].node;
+    return s->fetches[maker] || s->in->nodes[maker].op == &td_op_unit;
+}
+
 static void key_computation(scheduler *s)
 {
     for (uint32_t i = 0; i < s->in->node_count; i++) {
         const td_node *n = &s->in->nodes[i];
         double position = i;
         s->gradient[i] = gives_gradient(s, n);
+        s->fetches[i] = fetches(s, n);
         if (n->op->flags & TD_OP_SOURCE) position = -1;
         if ((n->op->flags & TD_OP_VIEW) && n->inputs) position = latest_input(s, n) + as_view;
         if (s->gradient[i] || is_reduction(n)) position = latest_input(s, n) + (n->op == &td_op_pack ? as_pack : as_reduction);
@@ -66,14 +77,14 @@ static void key_computation(scheduler *s)
     }
 }
 
-/* Readers through views count as the view's. */
+/* Readers through views count as the view's; what fetches a unit on its way is none. */
 static void find_first_reads(scheduler *s)
 {
     for (uint32_t i = 0; i < s->in->node_count; i++) s->first_read[i] = s->in->node_count;
     for (uint32_t i = s->in->node_count; i-- > 0;) {
         const td_node *n = &s->in->nodes[i];
         double at = n->op->flags & TD_OP_VIEW ? s->first_read[i] : s->key[i];
-        for (uint32_t k = 0; k < n->inputs; k++) {
+        for (uint32_t k = 0; k < n->inputs && !s->fetches[i]; k++) {
             uint32_t maker = s->in->values[s->in->inputs[n->input + k]].node;
             if (at < s->first_read[maker]) s->first_read[maker] = at;
         }
@@ -87,17 +98,25 @@ static int by_key(const void *a, const void *b)
     return x->node < y->node ? -1 : x->node > y->node;
 }
 
-/* Gathers in order of their first readers; each goes before the reader of the one `prefetch` gathers ahead. */
-static void key_gathers(scheduler *s, int prefetch)
+/* What is gathered, and what else is fetched, in order of first readers; each goes before the reader of the one `prefetch` gathers ahead,
+ * and what is done to it on the way just before. The small all-reduces of a unit's members do not count as gathers. */
+static void key_fetches(scheduler *s, int prefetch)
 {
     uint32_t count = 0;
-    for (uint32_t i = 0; i < s->in->node_count; i++)
-        if (s->in->nodes[i].op == &par_op_all_gather) s->order[count++] = (entry){ s->first_read[i], i };
+    for (uint32_t i = 0; i < s->in->node_count; i++) {
+        bool is_read = s->first_read[i] < s->in->node_count, fetched = s->fetches[i] || s->in->nodes[i].op == &par_op_all_gather;
+        if (is_read && fetched) s->order[count++] = (entry){ s->first_read[i], i };
+    }
     qsort(s->order, count, sizeof *s->order, by_key);
     for (uint32_t i = 0; i < count; i++) {
-        const entry *ahead = &s->order[i < (uint32_t)prefetch ? 0 : i - (uint32_t)prefetch];
-        double input = latest_input(s, &s->in->nodes[s->order[i].node]), at = ahead->key - before_reader;
-        s->key[s->order[i].node] = at > input ? at : input + as_view;
+        uint32_t ahead = i, at = s->order[i].node;
+        for (int left = prefetch; ahead && left; ahead--) left -= s->in->nodes[s->order[ahead - 1].node].op != &par_op_all_reduce;
+        double key = s->order[ahead].key - before_reader, input = latest_input(s, &s->in->nodes[at]);
+        if (!s->fetches[at]) s->key[at] = key > input ? key : input + as_view;
+        for (; s->fetches[at]; key -= as_view) {
+            s->key[at] = key;
+            at = s->in->values[s->in->inputs[s->in->nodes[at].input]].node;
+        }
     }
     for (uint32_t i = 0; i < s->in->node_count; i++) { /* views follow what they show */
         const td_node *n = &s->in->nodes[i];
@@ -134,7 +153,7 @@ td_program *par_schedule_pass(void *self, const td_program *in)
     const par_attached *a = self;
     scheduler s = { .in = in };
     uint32_t n = in->node_count;
-    s.bytes = n * (2 * sizeof(double) + sizeof(entry) + sizeof(uint32_t) + 2) + in->value_count * sizeof(td_id);
+    s.bytes = n * (2 * sizeof(double) + sizeof(entry) + sizeof(uint32_t) + 3) + in->value_count * sizeof(td_id);
     s.memory = td_alloc(in->td, s.bytes, "program");
     if (!s.memory) return NULL;
     s.key = s.memory;
@@ -144,10 +163,11 @@ td_program *par_schedule_pass(void *self, const td_program *in)
     s.map = s.stack + n;
     s.done = (char *)(s.map + in->value_count);
     s.gradient = s.done + n;
-    memset(s.done, 0, 2 * (size_t)n);
+    s.fetches = s.gradient + n;
+    memset(s.done, 0, 3 * (size_t)n);
     key_computation(&s);
     find_first_reads(&s);
-    key_gathers(&s, a->options.prefetch ? a->options.prefetch : 1);
+    key_fetches(&s, a->options.prefetch ? a->options.prefetch : 1);
     for (uint32_t i = 0; i < n; i++) s.order[i] = (entry){ s.key[i], i };
     qsort(s.order, n, sizeof *s.order, by_key);
     td_program *out = NULL;

@@ -38,9 +38,23 @@ td_program *par_schedule_pass(void *self, const td_program *in);
  * taken before parts are gathered, and over the axis that leaves each rank a part before the one that leaves it all.
  * TD_NONE after td_fail. */
 td_id par_convert(td_program *p, td_id id, td_placement to, const td_node *reader);
+/* Whether a node with one input shows a member of a unit when its input does: a view, a cast, a transpose. */
+bool par_is_unit_view(const td_node *n);
+
+/* ---- What is gathered in a narrower dtype than it is stored in (narrow.c) */
+/* For each unit the dtype it is cast to before it is gathered, TD_DTYPES: none; and for each state whether something reads it as it is
+ * stored (0 or 1). false without memory. */
+bool par_find_narrow(const td_program *p, td_dtype *dtype, char *as_stored);
+/* Elements of those members of `unit` that are chosen, each from a multiple of TD_UNIT_ALIGN on; only of members that come before the
+ * state `before`, TD_NONE: of all. */
+int64_t par_members(const td_unit *unit, const char *chosen, uint32_t before);
+/* Emits what this rank has of these members of the stored unit whose value is `id`: a flat value, partial where the unit is sharded. */
+td_id par_own_members(td_program *p, td_id id, uint32_t unit, const char *chosen, const td_node *reader);
 
 /* ---- Collectives as operations (collectives.c) */
 typedef struct par_collective_attr { int32_t axis, dim; } par_collective_attr;
-extern const td_op par_op_all_reduce, par_op_reduce_scatter, par_op_all_gather, par_op_own_part, par_op_count_once;
+/* par_op_own_members: from a flat sharded unit ranges of it, each at an offset of the output. */
+typedef struct par_member_range { int64_t from, to, elements; } par_member_range;
+extern const td_op par_op_all_reduce, par_op_reduce_scatter, par_op_all_gather, par_op_own_part, par_op_count_once, par_op_own_members;
 
 #endif

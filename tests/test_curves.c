@@ -72,7 +72,7 @@ static void check_bits(td_dtype dtype)
 
 START_TEST(test_strategies_are_bit_equal_where_sums_keep_their_order) { check_bits(TD_F32); } END_TEST
 
-/* What is gathered and reduced is f32, so that bf16 computes on the same. */
+/* Parameters are rounded before they are gathered or after, to the same bits; gradients are summed in f32. */
 START_TEST(test_strategies_are_bit_equal_in_bf16)
 {
     if (!has_bf16_products()) SKIP("this processor has no bf16 matrix products");
