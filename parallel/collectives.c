@@ -5,7 +5,7 @@
  *     all_gather       sharded    -> replicated
  *     own_part         replicated -> sharded: this rank's part of what it has
  *     count_once       replicated -> partial: the value on the axis' first rank, zeros on the others
- *     own_members      sharded    -> partial: some ranges of a flat value, side by side; what this rank has of them, zeros elsewhere
+ *     own_members      sharded    -> partial: some ranges of flat values, side by side; what this rank has of them, zeros elsewhere
  *
  * Each but the last works on one mesh axis. A part along dimension 0 is consecutive memory; along another dimension the parts are
  * put together, or taken apart, in the workspace. Failures of the transport are in the context when it returns.
@@ -172,16 +172,17 @@ static int64_t begin_of(const td_mesh *mesh, const td_arg *a)
 static void own_members_cpu(const td_kernel *k)
 {
     const par_member_range *r = k->attr;
-    int64_t begin = begin_of(k->run->mesh, &k->in[0]), end = begin + elements(&k->in[0]), item = td_dtype_size(k->in[0].dtype);
+    int64_t item = td_dtype_size(k->out[0].dtype);
     memset(k->out[0].data, 0, bytes_of(&k->out[0]));
-    for (size_t i = 0; i < k->attr_bytes / sizeof *r; i++) {
-        int64_t from = r[i].from > begin ? r[i].from : begin, to = r[i].from + r[i].elements < end ? r[i].from + r[i].elements : end;
+    for (const par_member_range *end = r + k->attr_bytes / sizeof *r; r < end; r++) {
+        const td_arg *in = &k->in[r->input];
+        int64_t first = begin_of(k->run->mesh, in), last = first + elements(in);
+        int64_t from = r->from > first ? r->from : first, to = r->from + r->elements < last ? r->from + r->elements : last;
         if (to <= from) continue;
-        memcpy((char *)k->out[0].data + (r[i].to + from - r[i].from) * item, (const char *)k->in[0].data + (from - begin) * item,
-               (size_t)((to - from) * item));
+        memcpy((char *)k->out[0].data + (r->to + from - r->from) * item, (const char *)in->data + (from - first) * item, (size_t)((to - from) * item));
     }
 }
 
 static td_cost own_members_cost(const td_kernel *k) { return (td_cost){ .bytes = 2 * (int64_t)bytes_of(&k->out[0]) }; }
 
-const td_op par_op_own_members = { .name = "own_members", .inputs = 1, .cpu = own_members_cpu, .cost = own_members_cost };
+const td_op par_op_own_members = { .name = "own_members", .inputs = -1, .cpu = own_members_cpu, .cost = own_members_cost };

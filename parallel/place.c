@@ -14,8 +14,8 @@
 
 #include <string.h>
 
-/* What of a value is made: all of it, or of a unit a cast to what its readers compute in, or the members that are read as stored. */
-typedef enum form { FORM_WHOLE, FORM_NARROW, FORM_MEMBERS } form;
+/* What of a value is made: the value, or of a unit a cast to what its readers compute in. */
+typedef enum form { FORM_STORED, FORM_NARROW } form;
 
 typedef struct memo {
     td_id value;                              /* of `in` */
@@ -33,8 +33,8 @@ typedef struct placer {
     td_program *out;
     td_id *map;                               /* value of in -> of out, TD_NONE if it is made on demand */
     char *deferred;                           /* node of in */
-    td_dtype *narrow;                         /* unit -> what it is gathered in, TD_DTYPES: as it is stored */
-    char *as_stored;                          /* state: something reads it in the dtype it is stored in */
+    par_narrow narrow;                        /* units that are gathered in a narrower dtype than they are stored in */
+    td_id beside;                             /* value of out: the members of such units that are read as stored; TD_NONE: not made */
     memo *memos;
     uint32_t memo_count, memo_mask;
     void *memory;
@@ -179,28 +179,47 @@ static td_id narrow_unit_behind(const placer *pl, td_id v)
         v = pl->in->inputs[n->input];
         n = td_producer(pl->in, v);
     }
-    return n->op == &td_op_unit && pl->narrow[unit_number(pl, v)] != TD_DTYPES ? v : TD_NONE;
+    return n->op == &td_op_unit && pl->narrow.dtype[unit_number(pl, v)] != TD_DTYPES ? v : TD_NONE;
 }
 
 static td_id cast(placer *pl, td_id id, td_dtype dtype, const td_node *like);
 
-/* A form of a stored unit, replicated. The members are small: they stay from the forward to the backward. */
-static td_id unit_form(placer *pl, td_id unit, form form, const td_node *reader)
+/* The stored unit, cast and replicated. */
+static td_id narrow_unit(placer *pl, td_id unit, const td_node *reader)
 {
-    uint32_t phase = form == FORM_MEMBERS ? reader->phase & ~1u : phase_key(pl, unit, reader->phase);
-    td_id made = find_memo(pl, unit, form, replicated, phase)->made;
+    uint32_t phase = phase_key(pl, unit, reader->phase);
+    td_id made = find_memo(pl, unit, FORM_NARROW, replicated, phase)->made;
     if (made != TD_NONE) return made;
-    uint32_t number = unit_number(pl, unit);
-    made = form == FORM_NARROW ? cast(pl, pl->map[unit], pl->narrow[number], reader)
-                               : par_own_members(pl->out, pl->map[unit], number, pl->as_stored, reader);
+    made = cast(pl, pl->map[unit], pl->narrow.dtype[unit_number(pl, unit)], reader);
     if (made != TD_NONE) made = par_convert(pl->out, made, replicated, reader);
-    return remember(pl, unit, form, replicated, phase, made) ? made : TD_NONE;
+    return remember(pl, unit, FORM_NARROW, replicated, phase, made) ? made : TD_NONE;
+}
+
+static bool place_source(placer *pl, uint32_t index);
+
+/* The members of narrow units that are read as they are stored, replicated: made once, for all phases, for they are small. */
+static td_id members_beside(placer *pl, const td_node *reader)
+{
+    if (pl->beside != TD_NONE) return pl->beside;
+    size_t bytes = td_unit_count(pl->td) * sizeof(td_id);
+    td_id *units = td_alloc(pl->td, bytes, "program");
+    if (!units) return TD_NONE;
+    memset(units, 0xFF, bytes);
+    for (uint32_t n = 0; n < pl->in->node_count; n++) {
+        td_id v = pl->in->nodes[n].output;
+        if (pl->in->nodes[n].op != &td_op_unit || pl->narrow.dtype[unit_number(pl, v)] == TD_DTYPES) continue;
+        if (pl->map[v] == TD_NONE && !place_source(pl, n)) break; /* sources have no order */
+        units[unit_number(pl, v)] = pl->map[v];
+    }
+    td_id own = td_error(pl->td) == TD_OK ? par_own_members(pl->out, &pl->narrow, units, reader) : TD_NONE;
+    td_free(pl->td, units, bytes, "program");
+    return pl->beside = own == TD_NONE ? TD_NONE : par_convert(pl->out, own, replicated, reader);
 }
 
 /* View v of the unit, shown of its narrow form instead, replicated. */
 static td_id narrow_view(placer *pl, td_id v, td_id unit, const td_node *reader)
 {
-    if (v == unit) return unit_form(pl, unit, FORM_NARROW, reader);
+    if (v == unit) return narrow_unit(pl, unit, reader);
     td_node n = *td_producer(pl->in, v);
     td_id from = narrow_view(pl, pl->in->inputs[n.input], unit, reader);
     if (from == TD_NONE) return TD_NONE;
@@ -212,22 +231,18 @@ static td_id narrow_view(placer *pl, td_id v, td_id unit, const td_node *reader)
                                             .attr_bytes = n.attr_bytes, .outputs = &value, .output_count = 1, .after = TD_NONE });
 }
 
-/* Member v of the unit in the dtype it is stored in, replicated. */
-static td_id stored_member(placer *pl, td_id v, td_id unit, const td_node *reader)
+/* Member v of a narrow unit in the dtype it is stored in, replicated. */
+static td_id stored_member(placer *pl, td_id v, const td_node *reader)
 {
-    td_node n = *td_producer(pl->in, v);
-    const td_unit *u = td_unit_at(pl->td, unit_number(pl, unit));
-    int64_t offset = ((const td_part_attr *)td_node_attr(pl->in, &n))->offset;
-    int32_t m = 0;
-    while (m < u->member_count - 1 && u->members[m].offset != offset) m++;
-    td_part_attr attr = { .offset = par_members(u, pl->as_stored, u->members[m].state) };
-    td_id from = unit_form(pl, unit, FORM_MEMBERS, reader);
+    td_node like = *td_producer(pl->in, v);
+    td_part_attr attr = { .offset = pl->narrow.beside[par_state_of_part(pl->in, v)] };
+    td_id from = members_beside(pl, reader);
     if (from == TD_NONE) return TD_NONE;
     td_value value = pl->in->values[v];
     value.place = replicated;
-    n.phase = reader->phase;
-    return td_emit(pl->out, &(td_emission){ .op = n.op, .like = &n, .inputs = &from, .input_count = 1, .attr = &attr, .attr_bytes = sizeof attr,
-                                            .outputs = &value, .output_count = 1, .after = TD_NONE });
+    like.phase = reader->phase;
+    return td_emit(pl->out, &(td_emission){ .op = &td_op_part, .like = &like, .inputs = &from, .input_count = 1, .attr = &attr,
+                                            .attr_bytes = sizeof attr, .outputs = &value, .output_count = 1, .after = TD_NONE });
 }
 
 /* Value v, made on demand, replicated, if a unit that is gathered narrow is behind it; TD_NONE otherwise or after td_fail. */
@@ -237,8 +252,8 @@ static td_id make_of_narrow(placer *pl, td_id v, const td_node *reader)
     if (n->op != &td_op_cast && n->op != &td_op_part) return TD_NONE;
     td_id in = pl->in->inputs[n->input], unit = narrow_unit_behind(pl, in);
     if (unit == TD_NONE) return TD_NONE;
-    if (n->op == &td_op_part) return stored_member(pl, v, unit, reader);
-    return pl->in->values[v].dtype == pl->narrow[unit_number(pl, unit)] ? narrow_view(pl, in, unit, reader) : TD_NONE;
+    if (n->op == &td_op_part) return stored_member(pl, v, reader);
+    return pl->in->values[v].dtype == pl->narrow.dtype[unit_number(pl, unit)] ? narrow_view(pl, in, unit, reader) : TD_NONE;
 }
 
 enum { FEW = 16 };
@@ -278,10 +293,10 @@ static td_id need(placer *pl, td_id v, td_placement want, const td_node *reader)
     bool deferred = pl->deferred[pl->in->values[v].node] != 0;
     if (!deferred && td_placement_equal(pl->out->values[pl->map[v]].place, want)) return pl->map[v];
     uint32_t phase = phase_key(pl, v, reader->phase);
-    td_id made = find_memo(pl, v, FORM_WHOLE, want, phase)->made;
+    td_id made = find_memo(pl, v, FORM_STORED, want, phase)->made;
     if (made != TD_NONE) return made;
     made = deferred ? make_deferred(pl, v, want, reader) : par_convert(pl->out, pl->map[v], want, reader);
-    return remember(pl, v, FORM_WHOLE, want, phase, made) ? made : TD_NONE;
+    return remember(pl, v, FORM_STORED, want, phase, made) ? made : TD_NONE;
 }
 
 /* ---- Nodes placed where they are recorded */
@@ -466,7 +481,7 @@ static bool place_node(placer *pl, uint32_t index)
 {
     const td_node *n = &pl->in->nodes[index];
     if (n->op == &td_op_mark) return dissolve_mark(pl, index);
-    if (n->op->flags & TD_OP_SOURCE) return place_source(pl, index);
+    if (n->op->flags & TD_OP_SOURCE) return pl->map[n->output] != TD_NONE || place_source(pl, index);
     if (n->op->flags & TD_OP_EFFECT) return place_effect(pl, index);
     if (is_deferred(pl, n)) return pl->deferred[index] = 1, true;
     return place_by_rule(pl, index);
@@ -476,9 +491,7 @@ static bool open_tables(placer *pl)
 {
     uint32_t memos = 256;
     while (memos < pl->in->value_count) memos *= 2;
-    uint32_t units = td_unit_count(pl->td);
-    size_t states = (size_t)td_state_count(pl->td);
-    pl->bytes = pl->in->value_count * sizeof(td_id) + units * sizeof(td_dtype) + pl->in->node_count + states;
+    pl->bytes = pl->in->value_count * sizeof(td_id) + pl->in->node_count;
     pl->memory = td_alloc(pl->td, pl->bytes, "program");
     pl->memos = td_alloc(pl->td, memos * sizeof *pl->memos, "program");
     pl->memo_mask = memos - 1;
@@ -486,11 +499,10 @@ static bool open_tables(placer *pl)
     memset(pl->memos, 0xFF, memos * sizeof *pl->memos);
     memset(pl->memory, 0xFF, pl->bytes);
     pl->map = pl->memory;
-    pl->narrow = (td_dtype *)(pl->map + pl->in->value_count);
-    pl->deferred = (char *)(pl->narrow + units);
-    pl->as_stored = pl->deferred + pl->in->node_count;
+    pl->deferred = (char *)(pl->map + pl->in->value_count);
     memset(pl->deferred, 0, pl->in->node_count);
-    return par_find_narrow(pl->in, pl->narrow, pl->as_stored);
+    pl->beside = TD_NONE;
+    return par_narrow_find(pl->in, &pl->narrow);
 }
 
 td_program *par_place_pass(void *self, const td_program *in)
@@ -504,6 +516,7 @@ td_program *par_place_pass(void *self, const td_program *in)
         out = td_pass_end(pl.out);
     }
     td_free(in->td, pl.memory, pl.bytes, "program");
+    par_narrow_free(in->td, &pl.narrow);
     if (pl.memos) td_free(in->td, pl.memos, (pl.memo_mask + 1) * sizeof *pl.memos, "program");
     return out;
 }

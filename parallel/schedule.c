@@ -57,8 +57,8 @@ static bool gives_gradient(const scheduler *s, const td_node *n)
 /* Whether node n takes a stored unit, or what is on the way from it, further: it can be done as early as is wanted. */
 static bool fetches(const scheduler *s, const td_node *n)
 {
-    bool carries = n->op == &par_op_all_gather || n->op == &par_op_all_reduce || n->op == &par_op_own_members || n->op == &td_op_cast;
-    if (!carries || n->inputs != 1) return false;
+    if (n->op == &par_op_own_members) return true;
+    if (n->op != &par_op_all_gather && n->op != &par_op_all_reduce && n->op != &td_op_cast) return false;
     uint32_t maker = s->in->values[s->in->inputs[n->input]].node;
     return s->fetches[maker] || s->in->nodes[maker].op == &td_op_unit;
 }
@@ -99,7 +99,7 @@ static int by_key(const void *a, const void *b)
 }
 
 /* What is gathered, and what else is fetched, in order of first readers; each goes before the reader of the one `prefetch` gathers ahead,
- * and what is done to it on the way just before. The small all-reduces of a unit's members do not count as gathers. */
+ * and what is done to it on the way just before. The small all-reduce of units' members does not count as a gather. */
 static void key_fetches(scheduler *s, int prefetch)
 {
     uint32_t count = 0;

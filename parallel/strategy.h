@@ -42,19 +42,25 @@ td_id par_convert(td_program *p, td_id id, td_placement to, const td_node *reade
 bool par_is_unit_view(const td_node *n);
 
 /* ---- What is gathered in a narrower dtype than it is stored in (narrow.c) */
-/* For each unit the dtype it is cast to before it is gathered, TD_DTYPES: none; and for each state whether something reads it as it is
- * stored (0 or 1). false without memory. */
-bool par_find_narrow(const td_program *p, td_dtype *dtype, char *as_stored);
-/* Elements of those members of `unit` that are chosen, each from a multiple of TD_UNIT_ALIGN on; only of members that come before the
- * state `before`, TD_NONE: of all. */
-int64_t par_members(const td_unit *unit, const char *chosen, uint32_t before);
-/* Emits what this rank has of these members of the stored unit whose value is `id`: a flat value, partial where the unit is sharded. */
-td_id par_own_members(td_program *p, td_id id, uint32_t unit, const char *chosen, const td_node *reader);
+typedef struct par_narrow {
+    td_dtype *dtype;                          /* of each unit: what it is cast to before it is gathered; TD_DTYPES: nothing */
+    int64_t *beside;                          /* of each state in such units: where it is among the members that are read as they are
+                                                 stored, which come beside; -1: it is none of them */
+    int64_t elements;                         /* of these members together */
+    size_t bytes;
+} par_narrow;
+bool par_narrow_find(const td_program *p, par_narrow *to); /* false without memory; to be freed in any case */
+void par_narrow_free(td_context *td, par_narrow *n);
+/* The state that value `part` of p, a part of a stored unit, is. */
+uint32_t par_state_of_part(const td_program *p, td_id part);
+/* Emits what this rank has of the members that come beside: one flat value, partial where the units are sharded. unit_values: the stored
+ * value of each unit that goes narrow, TD_NONE for others. */
+td_id par_own_members(td_program *p, const par_narrow *narrow, const td_id *unit_values, const td_node *reader);
 
 /* ---- Collectives as operations (collectives.c) */
 typedef struct par_collective_attr { int32_t axis, dim; } par_collective_attr;
-/* par_op_own_members: from a flat sharded unit ranges of it, each at an offset of the output. */
-typedef struct par_member_range { int64_t from, to, elements; } par_member_range;
+/* par_op_own_members: ranges of flat sharded inputs, each at an offset of the output. */
+typedef struct par_member_range { int64_t input, from, to, elements; } par_member_range;
 extern const td_op par_op_all_reduce, par_op_reduce_scatter, par_op_all_gather, par_op_own_part, par_op_count_once, par_op_own_members;
 
 #endif

@@ -113,15 +113,15 @@ enum {
     ROOT = TOKENS * WIDTH + 5 * WIDTH + 5,
 };
 
-/* mq(P p + P_backward p + P r) with p = 2 for blocks, whose norms come beside in f32, once a micro-batch; the root, of which the
- * embedding is most, is gathered in f32, once. And each micro-batch's loss, scaled and unscaled. */
+/* mq(P p + P_backward p + P r) with p = 2 for blocks, whose norms come beside in f32, all at once; the root, of which the embedding is
+ * most, is gathered in f32, once. And each micro-batch's loss, scaled and unscaled. */
 static void check_bytes(const char *strategy, int ranks, int group, bool keep)
 {
     for (int m = 1; m <= 2; m++) {
         int64_t block = aligned(BLOCK, 16 * ranks), root = aligned(ROOT, 16 * ranks);
-        int64_t bytes = BLOCKS * ((keep ? 1 : 2) * part_of(2 * block, group) + sum_of(4 * AS_STORED, group) + part_of(4 * block, group)) +
-                        2 * part_of(4 * root, group);
-        int64_t calls = BLOCKS * (keep ? 3 : 4) + 2;
+        int64_t bytes = BLOCKS * ((keep ? 1 : 2) * part_of(2 * block, group) + part_of(4 * block, group)) +
+                        sum_of(4 * BLOCKS * AS_STORED, group) + 2 * part_of(4 * root, group);
+        int64_t calls = BLOCKS * (keep ? 2 : 3) + 3;
         int64_t across = group < ranks ? BLOCKS * sum_of(4 * block / group, 2) + sum_of(4 * root / group, 2) : 0; /* once an update */
         int64_t losses = 2 * (group < ranks ? 2 : 1);
         int64_t want = m * (bytes + losses * sum_of(4, group)) + across, want_calls = m * (calls + losses) + (across ? BLOCKS + 1 : 0);
