@@ -313,7 +313,8 @@ typedef struct td_unit {
 TD_API uint32_t td_unit_count(const td_context *td);
 TD_API const td_unit *td_unit_at(const td_context *td, uint32_t unit);
 
-/* How a strategy wants the units of parameters: called for the trainable parameters of one dtype in order of creation. */
+/* How a strategy wants the units of parameters: called for those that train in order of creation and, where parameters are sharded, for
+ * those that are frozen. */
 typedef struct td_unit_choice {
     int32_t unit;                             /* any number: equal numbers share a unit */
     bool root;

@@ -231,6 +231,13 @@ static int64_t unit_multiple(const td_context *td)
     return (int64_t)TD_UNIT_ALIGN * (td->has_parallel && td->parallel.unit_multiple ? td->parallel.unit_multiple : 1);
 }
 
+static bool is_sharded(td_placement place)
+{
+    bool sharded = false;
+    for (int a = 0; a < TD_MAX_AXES; a++) sharded = sharded || place.kind[a] == TD_SHARDED;
+    return sharded;
+}
+
 static bool append_member(td_context *td, uint32_t unit, uint32_t state)
 {
     td_unit *u = &td->units[unit];
@@ -238,7 +245,7 @@ static bool append_member(td_context *td, uint32_t unit, uint32_t state)
     if (!add_member(td, unit, state, padded(end, TD_UNIT_ALIGN))) return false;
     const td_unit_member *last = &td->units[unit].members[td->units[unit].member_count - 1];
     end = last->offset + last->elements;
-    bool shared = td->units[unit].trains && !td->units[unit].sparse;
+    bool shared = (td->units[unit].trains && !td->units[unit].sparse) || is_sharded(td->units[unit].place);
     td->units[unit].elements = shared ? padded(end, unit_multiple(td)) : end; /* what no ranks share needs no gaps */
     return true;
 }
@@ -263,7 +270,7 @@ static bool lay_out_chosen(td_context *td, const td_state *states, int count, co
         for (int j = 0; j < i && unit == TD_NONE; j++)
             if (choice[j].unit == choice[i].unit) unit = td->states[states[j].id].unit;
         if (unit == TD_NONE) {
-            unit = add_unit(td, (td_unit){ .kind = TD_PARAMETER, .dtype = td->states[states[i].id].dtype, .trains = true,
+            unit = add_unit(td, (td_unit){ .kind = TD_PARAMETER, .dtype = td->states[states[i].id].dtype, .trains = td_state_trains(states[i]),
                                            .root = choice[i].root, .of = TD_NONE,
                                            .place = td->has_parallel && !choice[i].whole ? td->parallel.places.parameter : replicated });
             if (unit == TD_NONE) return false;
@@ -273,13 +280,18 @@ static bool lay_out_chosen(td_context *td, const td_state *states, int count, co
     return true;
 }
 
-static bool waits_for_unit(const td_context *td, uint32_t s, uint32_t together)
+/* In place of a number, for parameters that are frozen: they share units with one another, and none with those that train. */
+enum { FROZEN = -1 };
+
+static bool waits_for_unit(const td_context *td, uint32_t s, int64_t together)
 {
     const td_state_entry *e = &td->states[s];
-    return e->unit == TD_NONE && e->kind == TD_PARAMETER && !e->frozen && !e->sparse && e->together == together;
+    if (e->unit != TD_NONE || e->kind != TD_PARAMETER) return false;
+    return e->frozen ? together == FROZEN : !e->sparse && e->together == together;
 }
 
-static bool lay_out_trainable(td_context *td, uint32_t together)
+/* Units for the parameters that train and have this number, or for those that are frozen. */
+static bool lay_out_together(td_context *td, int64_t together)
 {
     uint32_t count = 0;
     for (uint32_t s = 0; s < td->state_count; s++) count += waits_for_unit(td, s, together);
@@ -349,8 +361,9 @@ static bool lay_out_rest(td_context *td)
 bool td_layout(td_context *td)
 {
     for (uint32_t together = 0; together <= td->together; together++)
-        if (!lay_out_trainable(td, together)) return false;
-    return lay_out_rest(td);
+        if (!lay_out_together(td, together)) return false;
+    bool shares_frozen = td->has_parallel && is_sharded(td->parallel.places.parameter); /* else each has its own memory, without gaps */
+    return (!shares_frozen || lay_out_together(td, FROZEN)) && lay_out_rest(td);
 }
 
 uint32_t td_accumulator_of(td_context *td, uint32_t unit)

@@ -6,6 +6,8 @@
  *   patterns   a unit for each module that a pattern names ("h.*": h.0, h.1, ...); without patterns for each block, a module that
  *              is numbered, or, in a model that has none, for each module that has parameters. What is in none of these is
  *              the root's unit, which stays gathered between forward and backward
+ *
+ * Frozen parameters, where parameters are sharded, have units of their own by the same rules: they have no gradients or moments.
  */
 #include "parallel/strategy.h"
 
@@ -38,8 +40,11 @@ static void choose_by_size(const par_attached *a, td_context *td, const td_state
 {
     int64_t all = 0, used[2] = { 0 };
     int unit[2] = { 0, 1 };
-    for (int64_t s = 0; s < td_state_count(td); s++)
-        if (td_state_trains(td_state_at(td, s))) all += td_shape_elements(td_state_shape(td_state_at(td, s)));
+    for (int64_t s = 0; s < td_state_count(td); s++) {
+        td_state other = td_state_at(td, s);
+        if (td_state_kind_of(other) == TD_PARAMETER && td_state_trains(other) == td_state_trains(states[0]))
+            all += td_shape_elements(td_state_shape(other));
+    }
     int64_t room = a->options.unit_elements ? a->options.unit_elements : least(MOST_UNIT, (all + UNITS_AT_LEAST - 1) / UNITS_AT_LEAST);
     int64_t whole = a->options.whole_elements ? a->options.whole_elements : least(MOST_WHOLE, all / WHOLE_PART);
     for (int i = 0; i < count; i++) {
@@ -89,10 +94,11 @@ static size_t block_length(const char *name)
     return 0;
 }
 
-static bool has_blocks(const td_state *states, int count)
+static bool has_blocks(td_context *td)
 {
     bool found = false;
-    for (int i = 0; i < count && !found; i++) found = block_length(td_state_name(states[i])) > 0;
+    for (int64_t s = 0; s < td_state_count(td) && !found; s++)
+        found = td_state_kind_of(td_state_at(td, s)) == TD_PARAMETER && block_length(td_state_name(td_state_at(td, s))) > 0;
     return found;
 }
 
@@ -108,14 +114,14 @@ static size_t unit_path(const char *patterns, bool blocks, const char *name)
     return 0;
 }
 
-/* Every pattern must match a parameter that trains. */
+/* Every pattern must match a parameter. */
 static bool check_patterns(td_context *td, const char *name, const char *patterns)
 {
     for (const char *at = patterns; at && *at;) {
         size_t length = strcspn(at, ",");
         bool found = false;
         for (int64_t s = 0; s < td_state_count(td) && !found; s++)
-            found = td_state_trains(td_state_at(td, s)) && match(at, length, td_state_name(td_state_at(td, s)));
+            found = td_state_kind_of(td_state_at(td, s)) == TD_PARAMETER && match(at, length, td_state_name(td_state_at(td, s)));
         if (!found) {
             td_fail(td, TD_ERROR_USAGE, "%s: the unit pattern '%.*s' matches no parameter; the first one is called '%s'", name,
                     (int)length, at, td_state_name(td_state_at(td, 0)));
@@ -129,7 +135,7 @@ static bool check_patterns(td_context *td, const char *name, const char *pattern
 static bool choose_by_name(const par_attached *a, td_context *td, const td_state *states, int count, td_unit_choice *out)
 {
     int units = 0;
-    bool blocks = has_blocks(states, count);
+    bool blocks = has_blocks(td);
     for (int i = 0; i < count; i++) {
         const char *name = td_state_name(states[i]);
         size_t length = unit_path(a->options.units, blocks, name);
