@@ -130,6 +130,8 @@ TD_API void run_evaluate_on(run_loop *run, data_set *set, run_measure measure, v
     { .name = "decay", .kind = RUN_AMOUNT, .standard = "0.01", .help = "weight decay" },                               \
     { .name = "momentum", .kind = RUN_FRACTION, .standard = "0.9", .help = "of sgd" },                                 \
     { .name = "clip", .kind = RUN_AMOUNT, .standard = "0", .help = "largest norm of the gradient; 0: any" },           \
+    { .name = "clip-norm", .kind = RUN_CHOICE, .choices = "2|inf", .standard = "2",                                    \
+      .help = "which norm that is, and grad_norm in metrics: of squares, or the largest" },                            \
     { .name = "freeze", .kind = RUN_TEXT, .help = "patterns of parameters' names that stay as they are: wte.*,h.0.*" }
 /* The optimizer that those flags describe, for what trains under `root` once --freeze is done; the run's, and the same at each call. NULL
  * after an error. */

@@ -241,6 +241,25 @@ START_TEST(test_ranks_and_accumulation_follow_one_curve)
 }
 END_TEST
 
+/* A limit that the 2-norm is above in each step and the largest gradient in most. */
+START_TEST(test_clipping_by_the_largest_gradient_follows_one_curve)
+{
+    enter();
+    double one[8], other[8], squares[8];
+    ck_assert_sh(0, "rm -rf one; " SMALL "--dtype f64 --optimizer sgd --lr 0.1 --clip 0.02 --clip-norm inf --steps 8 --out one");
+    ck_assert_sh(0, "rm -rf other; " SMALL "--dtype f64 --optimizer sgd --lr 0.1 --clip 0.02 --clip-norm 2 --steps 8 --out other");
+    ck_assert_int_eq(read_losses("one", one, 8), 8);
+    ck_assert_int_eq(read_losses("other", squares, 8), 8);
+    ck_assert(fabs(one[7] - squares[7]) > 1e-4 * one[7]);
+    static const char *const ways[] = { "--ranks 2 --strategy fsdp", "--ranks 3 --strategy zero2 --accumulate 2", "--ranks 4 --strategy hsdp:2x2" };
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        ck_assert_sh(0, "rm -rf other; " SMALL "--dtype f64 --optimizer sgd --lr 0.1 --clip 0.02 --clip-norm inf --steps 8 --out other %s", ways[i]);
+        ck_assert_int_eq(read_losses("other", other, 8), 8);
+        ck_assert_near(other, one, 8, 1e-10);
+    }
+}
+END_TEST
+
 START_TEST(test_a_checkpoint_goes_on_in_any_world)
 {
     enter();
@@ -709,6 +728,7 @@ TESTS("cli", test_training_leaves_its_files, test_eval_reads_the_checkpoint_and_
       test_a_model_that_can_learn_overfits_a_batch, test_ranks_stop_early_together,
       test_eval_reads_the_best_checkpoint,
       test_eval_takes_the_averages_of_a_run_that_has_them, test_json_is_all_there_is_on_stdout, test_ranks_and_accumulation_follow_one_curve,
+      test_clipping_by_the_largest_gradient_follows_one_curve,
       test_a_checkpoint_goes_on_in_any_world, test_killed_at_any_point_it_resumes_to_the_bit,
       test_a_signal_saves_and_ends_well, test_a_signal_saves_and_training_goes_on,
       test_signals_in_the_middle_of_a_save_leave_it_whole, test_an_evaluation_due_when_a_signal_comes_is_made,
