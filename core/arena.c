@@ -77,11 +77,17 @@ static int64_t most_alive(const placed *blocks, uint32_t count, int32_t tasks)
     return most;
 }
 
-static void keep_if_better(td_planned *plan, const placed *blocks, uint32_t count, int64_t top)
+/* The best found so far, and what it cannot go below. */
+typedef struct arena {
+    td_planned *plan;
+    int64_t bytes, live_bytes;
+} arena;
+
+static void keep_if_better(arena *a, const placed *blocks, uint32_t count, int64_t top)
 {
-    if (top >= plan->arena_bytes) return;
-    plan->arena_bytes = top;
-    for (uint32_t i = 0; i < count; i++) plan->blocks[blocks[i].block].offset = blocks[i].offset;
+    if (top >= a->bytes) return;
+    a->bytes = top;
+    for (uint32_t i = 0; i < count; i++) a->plan->blocks[blocks[i].block].offset = blocks[i].offset;
 }
 
 /* The block that reaches highest is the one that found no room: it chooses first in the next try. */
@@ -98,31 +104,31 @@ static void move_highest_first(placed *blocks, uint32_t count)
 /* Fitting work that tries may take, counted in pairs of blocks: milliseconds. */
 enum { FIT_WORK = 4 << 20, MOST_TRIES = 2000 };
 
-static bool fits_well(const td_planned *plan) { return (plan->arena_bytes - plan->live_bytes) * 100 <= plan->live_bytes; }
+static bool fits_well(const arena *a) { return (a->bytes - a->live_bytes) * 100 <= a->live_bytes; }
 
 /* Two orders, each mended for a while; then pairs of the last order exchanged at random as long as that does no harm. */
-static void search_order(td_planned *plan, placed *blocks, uint32_t count, const placed **sorted)
+static void search_order(arena *a, placed *blocks, uint32_t count, const placed **sorted)
 {
     static int (*const orders[])(const void *, const void *) = { by_start, by_size };
     int64_t tries = 4 + FIT_WORK / ((int64_t)count * count + 1), top = INT64_MAX;
     if (tries > MOST_TRIES) tries = MOST_TRIES;
-    plan->arena_bytes = INT64_MAX;
+    a->bytes = INT64_MAX;
     for (int o = 0; o < 2; o++) {
         qsort(blocks, count, sizeof *blocks, orders[o]);
-        for (int64_t t = 0; t < tries / 8 + 2 && !(plan->arena_bytes < INT64_MAX && fits_well(plan)); t++) {
+        for (int64_t t = 0; t < tries / 8 + 2 && !(a->bytes < INT64_MAX && fits_well(a)); t++) {
             if (t) move_highest_first(blocks, count);
             top = fit(blocks, count, sorted);
-            keep_if_better(plan, blocks, count, top);
+            keep_if_better(a, blocks, count, top);
         }
     }
     uint64_t draw = 1;
-    for (int64_t t = 0; t < tries && !fits_well(plan); t++) {
+    for (int64_t t = 0; t < tries && !fits_well(a); t++) {
         draw = draw * 6364136223846793005u + 1442695040888963407u;
         uint32_t i = (uint32_t)(draw >> 33) % count, j = (uint32_t)(draw >> 11) % count;
         placed swap = blocks[i];
         blocks[i] = blocks[j], blocks[j] = swap;
         int64_t next = fit(blocks, count, sorted);
-        keep_if_better(plan, blocks, count, next);
+        keep_if_better(a, blocks, count, next);
         if (next <= top) {
             top = next;
             continue;
@@ -132,20 +138,31 @@ static void search_order(td_planned *plan, placed *blocks, uint32_t count, const
     }
 }
 
-bool td_arena_arrange(td_context *td, td_planned *plan)
+/* The blocks in one memory, with room for all of them. */
+static arena arrange(td_planned *plan, td_memory memory, placed *blocks)
 {
+    arena a = { .plan = plan };
     uint32_t count = 0;
-    size_t bytes = plan->block_count * (sizeof(placed) + sizeof(placed *));
-    placed *blocks = td_alloc(td, bytes, "program");
-    if (!blocks) return false;
     const placed **sorted = (const placed **)(blocks + plan->block_count);
     for (uint32_t b = 0; b < plan->block_count; b++) {
         const td_block *block = &plan->blocks[b];
-        if (block->kind == TD_BLOCK_ARENA && block->part_of == TD_NONE && block->bytes)
+        if (block->kind == TD_BLOCK_ARENA && block->memory == memory && block->part_of == TD_NONE && block->bytes)
             blocks[count++] = (placed){ b, block->bytes, block->first, block->last, 0 };
     }
-    plan->live_bytes = most_alive(blocks, count, (int32_t)plan->task_count);
-    if (count) search_order(plan, blocks, count, sorted);
+    a.live_bytes = most_alive(blocks, count, (int32_t)plan->task_count);
+    if (count) search_order(&a, blocks, count, sorted);
+    return a;
+}
+
+bool td_arena_arrange(td_context *td, td_planned *plan)
+{
+    size_t bytes = plan->block_count * (sizeof(placed) + sizeof(placed *));
+    placed *blocks = td_alloc(td, bytes, "program");
+    if (!blocks) return false;
+    arena device = arrange(plan, TD_DEVICE, blocks), host = arrange(plan, TD_HOST, blocks);
+    plan->arena_bytes = device.bytes;
+    plan->live_bytes = device.live_bytes;
+    plan->host_arena_bytes = host.bytes;
     td_free(td, blocks, bytes, "program");
     return true;
 }

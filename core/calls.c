@@ -11,11 +11,11 @@ int64_t td_planned_count(const td_context *td) { return td->planned ? td->planne
 
 /* ---- Calls */
 
-/* The last task of a collective that makes `v`, through views; -1: none does. `made_by`: task of a node, -1. */
-static int64_t collective_behind(const td_program *p, const int32_t *made_by, td_id v)
+/* The last task of an operation with that flag that makes `v`, through views; -1: none does. `made_by`: task of a node, -1. */
+static int64_t task_behind(const td_program *p, const int32_t *made_by, td_id v, uint32_t flag)
 {
     while ((td_producer(p, v)->op->flags & TD_OP_VIEW) && td_producer(p, v)->inputs) v = p->inputs[td_producer(p, v)->input];
-    return td_producer(p, v)->op->flags & TD_OP_COLLECTIVE ? made_by[p->values[v].node] : -1;
+    return td_producer(p, v)->op->flags & flag ? made_by[p->values[v].node] : -1;
 }
 
 static void describe_call(td_context *td, uint32_t t, const int32_t *made_by, const char *is_update, td_planned_call *to)
@@ -24,10 +24,12 @@ static void describe_call(td_context *td, uint32_t t, const int32_t *made_by, co
     const td_program *p = plan->program;
     const td_node *n = &p->nodes[plan->tasks[t].node];
     *to = (td_planned_call){ .op = plan->tasks[t].kernel.op, .attr = plan->tasks[t].kernel.attr, .waits_for = -1,
-                             .task = td_profile_describe(td, plan, t, is_update) };
+                             .waits_for_copy = -1, .task = td_profile_describe(td, plan, t, is_update) };
     for (uint32_t i = 0; i < n->inputs; i++) {
-        int64_t behind = collective_behind(p, made_by, p->inputs[n->input + i]);
-        if (behind > to->waits_for && behind < (int64_t)t) to->waits_for = behind;
+        int64_t collective = task_behind(p, made_by, p->inputs[n->input + i], TD_OP_COLLECTIVE);
+        int64_t copy = task_behind(p, made_by, p->inputs[n->input + i], TD_OP_COPY);
+        if (collective > to->waits_for && collective < (int64_t)t) to->waits_for = collective;
+        if (copy > to->waits_for_copy && copy < (int64_t)t) to->waits_for_copy = copy;
     }
 }
 
@@ -106,7 +108,11 @@ static void note_bindings(census *c)
     }
 }
 
-static bool has_memory(const td_block *b) { return b->kind == TD_BLOCK_ARENA && b->part_of == TD_NONE && b->bytes; }
+/* Of the device's. */
+static bool has_memory(const td_block *b)
+{
+    return b->kind == TD_BLOCK_ARENA && b->memory == TD_DEVICE && b->part_of == TD_NONE && b->bytes;
+}
 
 /* The task at which most is alive. */
 static int32_t busiest(census *c)
@@ -161,7 +167,8 @@ static void count_state(const td_context *td, td_planned_memory *to)
         int64_t begin, end;
         td_unit_range(td, unit, &begin, &end);
         int64_t bytes = (end - begin) * td_dtype_size(unit->dtype);
-        if (is_accumulator(td, u)) to->accumulators += bytes;
+        if (unit->place.memory == TD_HOST) to->host += bytes;
+        else if (is_accumulator(td, u)) to->accumulators += bytes;
         else if (unit->kind == TD_PARAMETER) to->parameters += bytes;
         else if (unit->kind == TD_MOMENT) to->moments += bytes;
         else to->buffers += bytes;
@@ -174,6 +181,7 @@ bool td_planned_memory_of(td_context *td, td_planned_memory *to)
     count_state(td, to);
     const td_planned *plan = td->planned;
     if (!plan) return true;
+    to->host += plan->host_arena_bytes;
     size_t bytes = plan->task_count * sizeof(int64_t) + plan->block_count * sizeof(block_use) + plan->arg_count * sizeof(uint32_t) + 8;
     int64_t *memory = td_alloc(td, bytes, "program");
     if (!memory) return false;

@@ -306,6 +306,11 @@ bool td_set_parallel(td_context *td, const td_parallel *parallel)
         td_fail(td, TD_ERROR_USAGE, "td_set_parallel: state is laid out already; choose the strategy before the first step");
         return false;
     }
+    bool offloads = parallel->places.parameter.memory == TD_HOST || parallel->places.moment.memory == TD_HOST;
+    if (offloads && td->device->is_gpu) {
+        td_fail(td, TD_ERROR_UNSUPPORTED, "td_set_parallel: a GPU's state cannot be offloaded to its host yet; leave the offload out");
+        return false;
+    }
     td->parallel = *parallel;
     td->has_parallel = true;
     td->mesh = parallel->mesh;

@@ -108,7 +108,7 @@ typedef enum td_level { TD_LOG_ERROR, TD_LOG_WARNING, TD_LOG_INFO, TD_LOG_PROGRA
 typedef void (*td_log_function)(void *user, td_level level, const char *text);
 
 /* Every host allocation of the context goes through here. Memory is at least 64-byte aligned. get returns NULL
- * on failure. `kind` names the use: "state", "step", "program", "host" ... */
+ * on failure. `kind` names the use: "state", "step", "pinned" (of either, offloaded to host memory), "program", "host" ... */
 typedef struct td_allocator {
     void *user;
     void *(*get)(void *user, size_t bytes, const char *kind);
@@ -287,14 +287,16 @@ TD_API bool td_plan_step(td_context *td);
 
 /* What the last plan promises for one rank. Bytes and FLOPs of one run of the step. */
 typedef struct td_report {
-    int64_t state_bytes;      /* parameters, moments, accumulators, buffers */
+    int64_t state_bytes;      /* parameters, moments, accumulators, buffers, in the device's memory */
     int64_t step_bytes;       /* the arena */
     int64_t peak_bytes;       /* state + the largest step of all plans */
     int64_t live_bytes;       /* the largest sum of live bytes over the schedule: what no arena can go below */
+    int64_t host_bytes;       /* beside these, in host memory: offloaded state and the largest step's part there */
     int64_t flops;
     int64_t bytes_moved;      /* read and written by kernels */
     int64_t comm_bytes;       /* sent by this rank */
     int64_t comm_calls;
+    int64_t copied_bytes;     /* between device and host */
     int64_t nodes;            /* as recorded */
     int64_t calls;            /* kernels and collectives launched */
     int64_t plans;            /* made since td_open */
@@ -319,7 +321,8 @@ typedef struct td_profile_task {
     td_profile_phase phase;   /* what is computed again in the backward belongs to it */
     bool collective;
     td_dtype dtype;           /* of its first operand; of its result where that is none of floats */
-    int64_t flops, bytes, sent; /* as planned: td_report sums the same */
+    int64_t flops, bytes, sent, copied; /* as planned: td_report sums the same */
+    bool on_host;             /* it computes there, on offloaded state */
     int64_t live_bytes;       /* of the step's memory, while it runs */
 } td_profile_task;
 

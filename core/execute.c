@@ -25,23 +25,29 @@ void td_parallel_for(const td_run *run, int64_t count, int64_t grain, td_range_f
 
 /* ---- Memory */
 
-static bool ensure_arena(td_context *td, int64_t bytes)
+static bool ensure_arena(td_context *td, td_memory memory, int64_t bytes)
 {
-    if (bytes <= td->arena_bytes && td->arena) return true;
-    td->device->put(td, td->arena, td->arena_bytes, "step"); /* first: so that the peak is the larger one, not both */
-    td->arena = td->device->get(td, bytes, "step");
-    td->arena_bytes = td->arena ? bytes : 0;
+    void **arena = memory == TD_HOST ? &td->host_arena : &td->arena;
+    int64_t *have = memory == TD_HOST ? &td->host_arena_bytes : &td->arena_bytes;
+    const char *kind = memory == TD_HOST ? "pinned" : "step";
+    if (bytes <= *have && (*arena || memory == TD_HOST)) return true;
+    const td_device *device = td_device_of(td, memory);
+    device->put(td, *arena, *have, kind); /* first: so that the peak is the larger one, not both */
+    *arena = device->get(td, bytes, kind);
+    *have = *arena ? bytes : 0;
     td->last = NULL;
     td->arena_epoch++;
-    return td->arena != NULL;
+    return *arena != NULL;
 }
+
+static char *arena_at(const td_context *td, const td_block *b) { return (char *)(b->memory == TD_HOST ? td->host_arena : td->arena) + b->offset; }
 
 static char *block_base(td_context *td, const td_planned *plan, uint32_t block)
 {
     int64_t offset = 0;
     const td_block *b = td_block_root(plan, block, &offset);
     switch (b->kind) {
-    case TD_BLOCK_ARENA: return (char *)td->arena + b->offset + offset;
+    case TD_BLOCK_ARENA: return arena_at(td, b) + offset;
     case TD_BLOCK_UNIT:  return (char *)td->units[b->index].memory + offset;
     case TD_BLOCK_SLOT:  break;
     }
@@ -50,7 +56,7 @@ static char *block_base(td_context *td, const td_planned *plan, uint32_t block)
 
 bool td_plan_settle(td_context *td, td_planned *plan)
 {
-    if (!ensure_arena(td, plan->arena_bytes)) return false;
+    if (!ensure_arena(td, TD_DEVICE, plan->arena_bytes) || !ensure_arena(td, TD_HOST, plan->host_arena_bytes)) return false;
     if (plan->bound == td->arena_epoch) return true;
     for (uint32_t b = 0; b < plan->block_count; b++)
         if (plan->blocks[b].kind == TD_BLOCK_UNIT && plan->blocks[b].part_of == TD_NONE && !td_unit_allocate(td, plan->blocks[b].index))
@@ -82,7 +88,7 @@ void td_plan_dying(td_context *td, const td_planned *plan, int32_t task, void (*
         const td_block *block = &plan->blocks[b];
         bool dies = task < 0 ? block->last < INT32_MAX : block->last == task;
         if (block->kind == TD_BLOCK_ARENA && block->part_of == TD_NONE && dies)
-            erase(user, (char *)td->arena + block->offset, (size_t)block->bytes);
+            erase(user, arena_at(td, block), (size_t)block->bytes);
     }
 }
 

@@ -134,8 +134,8 @@ struct td_context {
     td_planned *last;                            /* whose outputs can be read */
     td_planned *planned;                         /* by the last td_plan; NULL: none, or it is gone */
     uint32_t last_generation;
-    void *arena;
-    int64_t arena_bytes;
+    void *arena, *host_arena;
+    int64_t arena_bytes, host_arena_bytes;
     uint64_t arena_epoch;                     /* how many there have been */
     int64_t steps;                            /* td_step calls that ran */
     int64_t runs;                             /* of plans: steps, and values computed before their step */
@@ -265,6 +265,7 @@ typedef struct td_block {
     int64_t offset;                           /* in the arena, among a GPU's slots, or in the block it is part of */
     int32_t first, last;                      /* positions of the tasks between which it is live */
     uint32_t part_of;                         /* another block, or TD_NONE */
+    td_memory memory;                         /* whose arena it is in */
 } td_block;
 
 /* Where a kernel operand's pointer comes from: block's base + offset. */
@@ -302,6 +303,7 @@ struct td_planned {
     uint32_t *accumulators;                   /* units: flags after a run, see below */
     uint32_t accumulator_count, accumulator_room;
     int64_t arena_bytes, live_bytes;
+    int64_t host_arena_bytes;                 /* of values in host memory */
     int64_t slot_bytes;                       /* of a GPU's copies of inputs and scalars */
     td_cost cost;
     int64_t comm_calls;
@@ -312,7 +314,7 @@ struct td_planned {
 };
 enum { TD_ACCUMULATOR_FULL = 1 };             /* accumulators[i] = 2 * unit + flag after the step */
 td_planned *td_plan_make(td_context *td, td_program *final);  /* takes the program */
-/* Gives arena blocks their offsets; sets arena_bytes and live_bytes. */
+/* Gives arena blocks their offsets; sets arena_bytes, live_bytes and host_arena_bytes. */
 bool td_arena_arrange(td_context *td, td_planned *plan);
 /* The block that `block` is part of, or itself; adds its offset there to *offset. */
 const td_block *td_block_root(const td_planned *plan, uint32_t block, int64_t *offset);
@@ -324,6 +326,8 @@ bool td_plan_settle(td_context *td, td_planned *plan);
 void td_plan_dying(td_context *td, const td_planned *plan, int32_t task, void (*erase)(void *user, void *memory, size_t bytes), void *user);
 /* eager: an error that names the task if one of its outputs has a NaN. */
 void td_plan_check_nan(td_context *td, const td_planned *plan, const td_task *task);
+/* What has a memory: the context's device, or its host, which is a CPU. */
+static inline const td_device *td_device_of(const td_context *td, td_memory memory) { return memory == TD_HOST ? &td_cpu : td->device; }
 /* The kernel of op on the context's device; run NULL: it has none. */
 td_gpu_kernel td_kernel_on(const td_context *td, const td_op *op);
 

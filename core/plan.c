@@ -48,6 +48,8 @@ static int64_t local_bytes(const planner *pl, td_id v)
     return td_shape_elements(td_local_shape(&pl->td->mesh, value->shape, value->place)) * td_dtype_size((td_dtype)value->dtype);
 }
 
+static td_memory memory_of(const planner *pl, td_id v) { return (td_memory)pl->p->values[v].place.memory; }
+
 static uint32_t add_block(planner *pl, td_block block)
 {
     td_planned *plan = pl->plan;
@@ -118,7 +120,7 @@ static bool give_block(planner *pl, uint32_t index)
     pl->position[index] = pl->tasks;
     for (uint32_t k = 0; k < n->outputs; k++) {
         uint32_t block = add_block(pl, (td_block){ .kind = TD_BLOCK_ARENA, .bytes = rounded(pl, local_bytes(pl, n->output + k)),
-                                                   .first = pl->tasks, .last = pl->tasks });
+                                                   .memory = memory_of(pl, n->output + k), .first = pl->tasks, .last = pl->tasks });
         if (block == TD_NONE) return false;
         pl->where[n->output + k] = (storage){ block, 0 };
     }
@@ -165,7 +167,7 @@ static bool same_part(const planner *pl, td_id a, td_id b)
 {
     const td_value *x = &pl->p->values[a], *y = &pl->p->values[b];
     return td_dtype_size((td_dtype)x->dtype) == td_dtype_size((td_dtype)y->dtype) && local_bytes(pl, a) == local_bytes(pl, b) &&
-           td_shape_equal(x->shape, y->shape);
+           td_shape_equal(x->shape, y->shape) && x->place.memory == y->place.memory;
 }
 
 /* Whether node n may write its output `out` where input i is: each element is read before it is written, and nothing else
@@ -364,7 +366,8 @@ static bool add_task(planner *pl, const td_op *op, uint32_t index, const td_id *
         return false;
     }
     if (prepared.workspace_bytes) {
-        uint32_t block = add_block(pl, (td_block){ .kind = TD_BLOCK_ARENA, .bytes = rounded(pl, prepared.workspace_bytes), .first = at, .last = at });
+        uint32_t block = add_block(pl, (td_block){ .kind = TD_BLOCK_ARENA, .bytes = rounded(pl, prepared.workspace_bytes), .first = at, .last = at,
+                                                   .memory = outputs ? memory_of(pl, out[0]) : TD_DEVICE });
         if (block == TD_NONE || !bind(pl, &task->kernel.workspace, (storage){ block, 0 })) return false;
     }
     td_cost cost = op->cost ? op->cost(&task->kernel) : (td_cost){ 0 };
@@ -375,6 +378,7 @@ static bool add_task(planner *pl, const td_op *op, uint32_t index, const td_id *
     plan->cost.flops += cost.flops;
     plan->cost.bytes += cost.bytes;
     plan->cost.sent += cost.sent;
+    plan->cost.copied += cost.copied;
     plan->comm_calls += (op->flags & TD_OP_COLLECTIVE) != 0;
     return true;
 }
@@ -411,7 +415,8 @@ static bool is_unit_itself(const planner *pl, td_id v, uint32_t unit)
 static bool copy_aside(planner *pl, uint32_t node, td_id v, int32_t last, storage *to)
 {
     int32_t at = (int32_t)pl->plan->task_count;
-    uint32_t block = add_block(pl, (td_block){ .kind = TD_BLOCK_ARENA, .bytes = rounded(pl, local_bytes(pl, v)), .first = at, .last = last });
+    uint32_t block = add_block(pl, (td_block){ .kind = TD_BLOCK_ARENA, .bytes = rounded(pl, local_bytes(pl, v)), .memory = memory_of(pl, v),
+                                               .first = at, .last = last });
     *to = (storage){ block, 0 };
     return block != TD_NONE && add_task(pl, &copy_op, node, &v, 1, &v, 1, nowhere, *to);
 }

@@ -45,6 +45,7 @@ const char *td_profile_kind(const td_op *op)
         { "copy", "copy" },           { "broadcast", "copy" },  { "fill", "copy" },           { "iota", "copy" },
         { "gather", "copy" },         { "scatter", "copy" },    { "own_part", "copy" },       { "count_once", "copy" },
         { "reshape", "copy" },        { "own_members", "copy" },  { "merge_rows", "update" },
+        { "to_host", "copy" },        { "to_device", "copy" },
     };
     if (op->flags & TD_OP_COLLECTIVE) return "collective";
     if (op->flags & TD_OP_POINTWISE) return "pointwise";
@@ -83,7 +84,7 @@ static void find_live_bytes(const td_planned *plan, td_profiled_plan *to)
 {
     for (uint32_t b = 0; b < plan->block_count; b++) {
         const td_block *block = &plan->blocks[b];
-        if (block->kind != TD_BLOCK_ARENA || block->part_of != TD_NONE) continue;
+        if (block->kind != TD_BLOCK_ARENA || block->memory != TD_DEVICE || block->part_of != TD_NONE) continue;
         for (int32_t t = block->first < 0 ? 0 : block->first; t <= block->last && t < (int32_t)to->count; t++)
             to->task[t].live_bytes += block->bytes;
     }
@@ -100,7 +101,8 @@ td_profile_task td_profile_describe(const td_context *td, const td_planned *plan
                  : n->phase & TD_BACKWARD_PHASE ? TD_PROFILE_BACKWARD
                                                 : TD_PROFILE_FORWARD,
         .collective = op->flags & TD_OP_COLLECTIVE, .dtype = dtype_of(&t->kernel), .flops = t->cost.flops, .bytes = t->cost.bytes,
-        .sent = t->cost.sent };
+        .sent = t->cost.sent, .copied = t->cost.copied,
+        .on_host = !t->cost.copied && t->kernel.outputs && t->kernel.out[0].place.memory == TD_HOST };
 }
 
 static bool describe(td_context *td, const td_planned *plan, td_profiled_plan *to, const char *is_update)

@@ -193,6 +193,7 @@ static void print_placement(td_text *b, const td_mesh *mesh, td_placement place)
         td_text_add(b, "%s%c", a ? "," : " ", letters[(int)place.kind[a]]);
         if (place.kind[a] == TD_SHARDED) td_text_add(b, "%d", place.dim[a]);
     }
+    if (place.memory == TD_HOST) td_text_add(b, " host");
 }
 
 static void print_node(td_text *b, const td_program *p, const td_node *n)

@@ -31,11 +31,14 @@ typedef struct td_mesh {
 
 typedef enum td_place_kind { TD_REPLICATED, TD_SHARDED, TD_PARTIAL, TD_FREE } td_place_kind;
 
+typedef enum td_memory { TD_DEVICE, TD_HOST } td_memory; /* of the device; of its host, pinned. On the CPU both are its own. */
+
 /* Where a value is, one entry a mesh axis. Sharded: rank i of the axis holds chunk i of ceil(size / ranks) along dim.
- * Partial: the value is the sum over the axis. Free: computable anywhere. All zero is replicated. */
+ * Partial: the value is the sum over the axis. Free: computable anywhere. And in which memory. All zero is replicated, on the device. */
 typedef struct td_placement {
     int8_t kind[TD_MAX_AXES];
     int8_t dim[TD_MAX_AXES];
+    int8_t memory;                            /* td_memory */
 } td_placement;
 
 TD_API td_shape td_local_shape(const td_mesh *mesh, td_shape shape, td_placement place);
@@ -162,6 +165,7 @@ typedef struct td_cost {
     int64_t flops;
     int64_t bytes;                            /* read and written */
     int64_t sent;                             /* to other ranks */
+    int64_t copied;                           /* between device and host */
 } td_cost;
 
 enum {
@@ -174,6 +178,7 @@ enum {
     TD_OP_COLLECTIVE = 1 << 6,                /* talks to other ranks */
     TD_OP_INPLACE = 1 << 7,                   /* output i may use input inplace[i]'s memory: written only after the same element is read */
     TD_OP_VIRTUAL = 1 << 8,                   /* replaced by a pass before `plan` */
+    TD_OP_COPY = 1 << 9,                      /* between the memories of device and host */
 };
 
 /* One operand of a kernel: this rank's part of the value. */
@@ -449,13 +454,14 @@ typedef struct td_planned_call {
     const void *attr;                         /* the node's; NULL: none */
     td_profile_task task;                     /* what it costs; `parts` is the operation's name */
     int64_t waits_for;                        /* the last collective before it that makes something it reads, by number; -1: none */
+    int64_t waits_for_copy;                   /* the same of copies between device and host */
 } td_planned_call;
 /* 0: nothing was planned, or the plan is gone. */
 TD_API int64_t td_planned_count(const td_context *td);
 /* Fills `to`, which has room for td_planned_count of them; texts and attributes are the plan's. false and an error without memory. */
 TD_API bool td_planned_calls(td_context *td, td_planned_call *to);
 
-/* What one rank holds where that plan needs most, in bytes: state_bytes + step_bytes of its td_report. */
+/* What one rank holds where that plan needs most, in bytes: state_bytes + step_bytes of its td_report, but for `host`. */
 typedef struct td_planned_memory {
     int64_t parameters, moments, buffers;
     int64_t accumulators;                     /* of gradients, between the steps of an update */
@@ -465,6 +471,7 @@ typedef struct td_planned_memory {
     int64_t communication;                    /* what collectives give: units gathered, say */
     int64_t workspace;                        /* of library calls */
     int64_t unused;                           /* gaps between what lives then, and what only other moments need */
+    int64_t host;                             /* beside these, in host memory: state, and values of the step */
 } td_planned_memory;
 TD_API bool td_planned_memory_of(td_context *td, td_planned_memory *to);
 
@@ -476,6 +483,8 @@ extern TD_API const td_op td_op_input, td_op_scalar, td_op_parameter, td_op_assi
 /* Made by differentiate: */
 extern TD_API const td_op td_op_unit, td_op_part, td_op_pack, td_op_store, td_op_mark, td_op_sum_squares, td_op_max_abs, td_op_update_unit,
     td_op_merge_rows, td_op_update_rows;
+/* Made by place, where a value is in one memory and its reader in the other: */
+extern TD_API const td_op td_op_to_host, td_op_to_device;
 /* Pointwise and shape operations that passes use: */
 extern TD_API const td_op td_op_fused, td_op_cast, td_op_reshape, td_op_transpose, td_op_fill, td_op_broadcast, td_op_matmul, td_op_linear, td_op_add, td_op_mul;
 

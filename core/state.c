@@ -362,7 +362,8 @@ bool td_layout(td_context *td)
 {
     for (uint32_t together = 0; together <= td->together; together++)
         if (!lay_out_together(td, together)) return false;
-    bool shares_frozen = td->has_parallel && is_sharded(td->parallel.places.parameter); /* else each has its own memory, without gaps */
+    td_placement place = td->parallel.places.parameter;
+    bool shares_frozen = td->has_parallel && (is_sharded(place) || place.memory == TD_HOST); /* else each has its own memory, without gaps */
     return (!shares_frozen || lay_out_together(td, FROZEN)) && lay_out_rest(td);
 }
 
@@ -443,6 +444,8 @@ static void initialise(const td_context *td, const td_unit *u, void *to)
     }
 }
 
+static const char *kind_of_memory(const td_unit *u) { return u->place.memory == TD_HOST ? "pinned" : "state"; }
+
 bool td_unit_allocate(td_context *td, uint32_t unit)
 {
     td_unit *u = &td->units[unit];
@@ -450,17 +453,18 @@ bool td_unit_allocate(td_context *td, uint32_t unit)
     int64_t begin, end;
     td_unit_range(td, u, &begin, &end);
     int64_t bytes = (end - begin) * td_dtype_size(u->dtype);
-    u->memory = td->device->get(td, bytes, "state");
+    const td_device *device = td_device_of(td, (td_memory)u->place.memory);
+    u->memory = device->get(td, bytes, kind_of_memory(u));
     if (!u->memory) return false;
     u->local_bytes = bytes;
-    if (!td->device->is_gpu) {
+    if (!device->is_gpu) {
         initialise(td, u, u->memory);
         return true;
     }
     void *values = td_alloc(td, (size_t)bytes, "host");
     if (!values) return false;
     initialise(td, u, values);
-    bool written = td->device->write(td, u->memory, values, bytes);
+    bool written = device->write(td, u->memory, values, bytes);
     td_free(td, values, (size_t)bytes, "host");
     return written;
 }
@@ -504,23 +508,28 @@ static char *elements_at(td_state s, int64_t begin, int64_t count, const char *v
     return (char *)u->memory + (count ? (e->offset + begin - from) * td_dtype_size(u->dtype) : 0);
 }
 
+static const td_device *device_with(td_state s)
+{
+    return td_device_of(s.td, (td_memory)s.td->units[s.td->states[s.id].unit].place.memory);
+}
+
 bool td_state_read(td_state s, int64_t begin, int64_t count, void *to)
 {
     const char *from = elements_at(s, begin, count, "td_state_read");
-    return from && s.td->device->read(s.td, to, from, count * td_dtype_size(td_state_dtype(s)));
+    return from && device_with(s)->read(s.td, to, from, count * td_dtype_size(td_state_dtype(s)));
 }
 
 bool td_state_write(td_state s, int64_t begin, int64_t count, const void *from)
 {
     char *to = elements_at(s, begin, count, "td_state_write");
-    return to && s.td->device->write(s.td, to, from, count * td_dtype_size(td_state_dtype(s)));
+    return to && device_with(s)->write(s.td, to, from, count * td_dtype_size(td_state_dtype(s)));
 }
 
 void td_state_close(td_context *td)
 {
     for (uint32_t u = 0; u < td->unit_count; u++) {
         td_unit *unit = &td->units[u];
-        td->device->put(td, unit->memory, unit->local_bytes, "state");
+        td_device_of(td, (td_memory)unit->place.memory)->put(td, unit->memory, unit->local_bytes, kind_of_memory(unit));
         td_free(td, unit->members, (size_t)unit->member_count * sizeof *unit->members, "host");
     }
     for (uint32_t s = 0; s < td->state_count; s++) td_free(td, td->states[s].name, strlen(td->states[s].name) + 1, "host");

@@ -81,24 +81,24 @@ static uint64_t agreement_of(td_context *td, const td_program *p)
     return h;
 }
 
-static int64_t planned_state_bytes(const td_context *td)
+static int64_t planned_state_bytes(const td_context *td, td_memory memory)
 {
     int64_t bytes = 0;
     for (uint32_t u = 0; u < td->unit_count; u++) {
         int64_t begin, end;
         td_unit_range(td, &td->units[u], &begin, &end);
-        bytes += (end - begin) * td_dtype_size(td->units[u].dtype);
+        if ((td_memory)td->units[u].place.memory == memory) bytes += (end - begin) * td_dtype_size(td->units[u].dtype);
     }
     return bytes;
 }
 
 static bool check_memory(td_context *td, const td_planned *plan)
 {
-    int64_t cap = td->options.memory_bytes, state = planned_state_bytes(td), step = plan->arena_bytes + plan->slot_bytes;
+    int64_t cap = td->options.memory_bytes, state = planned_state_bytes(td, TD_DEVICE), step = plan->arena_bytes + plan->slot_bytes;
     if (!cap || state + step <= cap) return true;
     const td_block *largest = NULL;
     for (uint32_t b = 0; b < plan->block_count; b++)
-        if (plan->blocks[b].kind == TD_BLOCK_ARENA && plan->blocks[b].part_of == TD_NONE && (!largest || plan->blocks[b].bytes > largest->bytes))
+        if (plan->blocks[b].kind == TD_BLOCK_ARENA && plan->blocks[b].memory == TD_DEVICE && plan->blocks[b].part_of == TD_NONE && (!largest || plan->blocks[b].bytes > largest->bytes))
             largest = &plan->blocks[b];
     const td_node *n = largest && largest->first >= 0 ? &plan->program->nodes[plan->tasks[largest->first].node] : NULL;
     td_fail(td, TD_ERROR_MEMORY, "planning: the step needs %lld bytes (state %lld, step %lld) and may have %lld; the largest value is %lld bytes, of %s %s; "
@@ -111,15 +111,18 @@ static bool check_memory(td_context *td, const td_planned *plan)
 static void report(td_context *td, const td_planned *plan, double ms)
 {
     td_report *r = &td->report;
-    r->state_bytes = planned_state_bytes(td);
+    r->state_bytes = planned_state_bytes(td, TD_DEVICE);
     r->step_bytes = plan->arena_bytes + plan->slot_bytes;
-    int64_t arena = plan->arena_bytes, slots = plan->slot_bytes;
+    int64_t arena = plan->arena_bytes, slots = plan->slot_bytes, host = plan->host_arena_bytes;
     for (uint32_t i = 0; i < td->plan_count; i++) {
         if (td->plans[i]->arena_bytes > arena) arena = td->plans[i]->arena_bytes;
         if (td->plans[i]->slot_bytes > slots) slots = td->plans[i]->slot_bytes;
+        if (td->plans[i]->host_arena_bytes > host) host = td->plans[i]->host_arena_bytes;
     }
     r->peak_bytes = r->state_bytes + arena + slots;
     r->live_bytes = plan->live_bytes;
+    r->host_bytes = planned_state_bytes(td, TD_HOST) + host;
+    r->copied_bytes = plan->cost.copied;
     r->flops = plan->cost.flops;
     r->bytes_moved = plan->cost.bytes;
     r->comm_bytes = plan->cost.sent;
@@ -147,7 +150,8 @@ static void print_plan(td_context *td, const td_planned *plan)
             const td_block *root = td_block_root(plan, at->block, &offset);
             if (root->kind == TD_BLOCK_ARENA) offset += root->offset;
             static const char *const where[] = { "+", "unit", "slot" };
-            td_text_add(&b, "%s %s", i == k->inputs ? " ->" : "", where[root->kind]);
+            bool host = root->kind == TD_BLOCK_ARENA && root->memory == TD_HOST;
+            td_text_add(&b, "%s %s", i == k->inputs ? " ->" : "", host ? "host+" : where[root->kind]);
             if (root->kind != TD_BLOCK_ARENA) td_text_add(&b, "%u+", root->index);
             td_text_add(&b, "%lld", (long long)offset);
         }
@@ -454,5 +458,6 @@ void td_step_close(td_context *td)
     while (td->plan_count) drop_plan(td, 0);
     td_free(td, td->plans, td->plan_room * sizeof *td->plans, "program");
     td->device->put(td, td->arena, td->arena_bytes, "step");
+    td_cpu.put(td, td->host_arena, td->host_arena_bytes, "pinned");
     td_onednn_close(td->onednn);
 }

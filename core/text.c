@@ -84,6 +84,7 @@ td_shape td_local_shape(const td_mesh *mesh, td_shape shape, td_placement place)
 
 bool td_placement_equal(td_placement a, td_placement b)
 {
+    if (a.memory != b.memory) return false;
     for (int i = 0; i < TD_MAX_AXES; i++) {
         if (a.kind[i] != b.kind[i]) return false;
         if (a.kind[i] == TD_SHARDED && a.dim[i] != b.dim[i]) return false;

@@ -19,9 +19,10 @@ static td_mesh mesh_of(const par_chosen *chosen, int ranks, int rank, par_axis a
     return mesh;
 }
 
-static td_strategy_places places_of(const td_mesh *mesh, const par_axis *axis)
+static td_strategy_places places_of(const td_mesh *mesh, const par_axis *axis, int offload)
 {
-    td_strategy_places places = { .parameter = { .kind = { 0 } } };
+    td_strategy_places places = { .parameter.memory = offload & PAR_OFFLOAD_PARAMETERS ? TD_HOST : TD_DEVICE,
+                                  .moment.memory = offload & PAR_OFFLOAD_OPTIMIZER ? TD_HOST : TD_DEVICE };
     for (int a = 0; a < mesh->axes; a++) {
         places.parameter.kind[a] = (int8_t)axis[a].parameter;
         places.moment.kind[a] = (int8_t)axis[a].moment;
@@ -58,6 +59,8 @@ static bool check_options(td_context *td, const par_options *o, int ranks)
                 td_dtype_name(o->reduce_dtype));
     else if (o->bucket_bytes < 0 || o->unit_elements < 0 || o->whole_elements < -1 || o->prefetch < 0)
         td_fail(td, TD_ERROR_USAGE, "par_attach: bucket_bytes, unit_elements, whole_elements and prefetch cannot be negative");
+    else if (o->offload & ~(PAR_OFFLOAD_OPTIMIZER | PAR_OFFLOAD_PARAMETERS))
+        td_fail(td, TD_ERROR_USAGE, "par_attach: offload is PAR_OFFLOAD_OPTIMIZER, PAR_OFFLOAD_PARAMETERS or both");
     return td_error(td) == TD_OK;
 }
 
@@ -74,10 +77,10 @@ static void tell_options(par_attached *a, td_context *td, const char *strategy, 
         for (size_t k = 0; k < sizeof row / sizeof *row; k++) table = 8 * table + (uint64_t)(row[k] + 1);
     }
     snprintf(text, sizeof text,
-             "world=%d strategy=%s table=%llx dtype=%s reduce=%s seed=%llu bucket=%lld unit=%lld whole=%lld gathered=%d prefetch=%d passes=%s "
-             "units=%s %s", par_world_size(a->world), strategy, (unsigned long long)table,
+             "world=%d strategy=%s table=%llx dtype=%s reduce=%s seed=%llu bucket=%lld unit=%lld whole=%lld gathered=%d prefetch=%d offload=%d "
+             "passes=%s units=%s %s", par_world_size(a->world), strategy, (unsigned long long)table,
              td_dtype_name(td_compute_dtype(td)), td_dtype_name(o->reduce_dtype), (unsigned long long)td_seed(td),
-             (long long)o->bucket_bytes, (long long)o->unit_elements, (long long)o->whole_elements, o->keep_gathered, o->prefetch,
+             (long long)o->bucket_bytes, (long long)o->unit_elements, (long long)o->whole_elements, o->keep_gathered, o->prefetch, o->offload,
              *passes ? passes : "all", units, agreed);
     *hash = par_text_hash(text);
     if (a->world->segment) par_agree_options(a->world, a->rank, text);
@@ -110,7 +113,7 @@ bool par_attach(td_context *td, par_world *world, int rank, const par_options *o
         return false;
     if (runs && ranks > 1) parallel.agree = agree;
     parallel.transport = &a->transport;
-    parallel.places = places_of(&parallel.mesh, a->axis);
+    parallel.places = places_of(&parallel.mesh, a->axis, o.offload);
     tell_options(a, td, o.strategy, &parallel.options_hash);
     a->options.agreed = NULL; /* the caller's */
     return td_set_parallel(td, &parallel);

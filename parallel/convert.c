@@ -1,4 +1,4 @@
-/* par_convert: the only place where communication enters a program.
+/* par_convert: the only place where communication, and copies between device and host, enter a program.
  *
  *     from \ to      replicated     sharded          partial
  *     replicated     -              own_part         count_once
@@ -7,6 +7,9 @@
  *
  * On a mesh of several axes: first what a rank then has less of, last what it then has more of, so that the least is sent. A
  * gradient that is partial on both axes of hsdp is scattered in the group, and each part summed across the groups.
+ *
+ * What is sent is sent from the device's memory to the device's. A value in host memory is copied to the device before, one that is
+ * wanted there after: that is where a rank has least of it.
  */
 #include "parallel/strategy.h"
 
@@ -17,6 +20,14 @@ static td_id emit(td_program *p, const td_op *op, td_id in, int axis, int dim, t
     value.place.dim[axis] = (int8_t)(kind == TD_SHARDED ? dim : 0);
     par_collective_attr attr = { axis, dim };
     return td_emit(p, &(td_emission){ .op = op, .like = reader, .inputs = &in, .input_count = 1, .attr = &attr, .attr_bytes = sizeof attr,
+                                      .outputs = &value, .output_count = 1, .after = TD_NONE });
+}
+
+static td_id move(td_program *p, td_id id, int8_t memory, const td_node *reader)
+{
+    td_value value = p->values[id];
+    value.place.memory = memory;
+    return td_emit(p, &(td_emission){ .op = memory == TD_HOST ? &td_op_to_host : &td_op_to_device, .like = reader, .inputs = &id, .input_count = 1,
                                       .outputs = &value, .output_count = 1, .after = TD_NONE });
 }
 
@@ -60,10 +71,20 @@ static bool gathers_first(const td_mesh *mesh, td_placement have, td_placement t
     return first;
 }
 
+/* Whether ranks must send something to change the placement. */
+static bool sends(const td_mesh *mesh, td_placement have, td_placement to)
+{
+    bool sends = false;
+    for (int a = 0; a < mesh->axes; a++)
+        sends = sends || (have.kind[a] == TD_SHARDED && !same_on(have, to, a)) || (have.kind[a] == TD_PARTIAL && to.kind[a] != TD_PARTIAL);
+    return sends;
+}
+
 td_id par_convert(td_program *p, td_id id, td_placement to, const td_node *reader)
 {
     const td_mesh *mesh = td_context_mesh(p->td);
     td_placement have = p->values[id].place;
+    if (have.memory == TD_HOST && sends(mesh, have, to)) id = move(p, id, TD_DEVICE, reader);
     for (int a = mesh->axes; a-- > 0 && id != TD_NONE;)
         if (gathers_first(mesh, have, to, a)) id = emit(p, &par_op_all_gather, id, a, have.dim[a], TD_REPLICATED, reader);
     for (int a = 0; a < mesh->axes && id != TD_NONE; a++) {
@@ -82,5 +103,6 @@ td_id par_convert(td_program *p, td_id id, td_placement to, const td_node *reade
         if (to.kind[a] != TD_REPLICATED || now.kind[a] != TD_SHARDED) continue;
         id = emit(p, &par_op_all_gather, id, a, now.dim[a], TD_REPLICATED, reader);
     }
+    if (id != TD_NONE && p->values[id].place.memory != to.memory) id = move(p, id, to.memory, reader);
     return id;
 }

@@ -1,4 +1,4 @@
-/* Which sharded units are gathered in the dtype that products compute in.
+/* Which units that are sharded, or in host memory, are fetched in the dtype that products compute in.
  *
  * Under bf16 a matrix product reads a cast of its weight. A cast and a gather can change places without changing a bit: where the
  * rank's part is cast first, half as much is sent and held. Members that something reads as they are stored (a norm's weight) come
@@ -77,7 +77,8 @@ static void settle(const td_unit *unit, td_dtype *dtype, par_narrow *to)
     int64_t as_stored = 0;
     for (int32_t m = 0; m < unit->member_count; m++)
         if (to->beside[unit->members[m].state] == READ) as_stored += padded(unit->members[m].elements);
-    if (4 * as_stored >= unit->elements || !is_sharded(unit->place)) *dtype = TD_DTYPES;
+    bool is_fetched = is_sharded(unit->place) || unit->place.memory == TD_HOST;
+    if (4 * as_stored >= unit->elements || !is_fetched) *dtype = TD_DTYPES;
     for (int32_t m = 0; m < unit->member_count && *dtype != TD_DTYPES; m++) {
         int64_t *at = &to->beside[unit->members[m].state];
         if (*at == NOT_READ) continue;

@@ -44,6 +44,9 @@ typedef struct par_strategy {
     par_axis axis[PAR_STRATEGY_AXES]; /* rank = index along the first x size of the second + index along the second */
 } par_strategy;
 
+/* What is kept in the memory of the device's host. An update whose moments are there is computed there, by the host's cores. */
+enum { PAR_OFFLOAD_OPTIMIZER = 1, PAR_OFFLOAD_PARAMETERS = 2 };
+
 typedef struct par_options {
     const char *strategy;       /* "single" (default on one rank), "ddp" (default on several), "zero1", "zero2", "zero3", "fsdp",
                                    "hsdp:SxR": S consecutive ranks share one copy of the state, R such groups */
@@ -57,6 +60,8 @@ typedef struct par_options {
                                    What is in none is the root's, which stays gathered from the forward to the backward. */
     bool keep_gathered;         /* fsdp, hsdp: units stay gathered from the forward to the backward */
     int prefetch;               /* zero3, fsdp, hsdp: units gathered ahead of use; 0: 1 */
+    int offload;                /* PAR_OFFLOAD_OPTIMIZER: moments; | PAR_OFFLOAD_PARAMETERS: parameters, but for those that stay whole;
+                                   0: nothing. Row-sparse tables cannot be updated then. */
     const char *agreed;         /* what else must be the same on all ranks, as "batch=144 lr=0.1"; what differs is named. NULL: nothing */
     td_dtype reduce_dtype;      /* gradients are summed over ranks in it: TD_BF16; 0 (TD_F32): as parameters are stored */
 } par_options;
@@ -139,14 +144,15 @@ TD_API int64_t par_sent(const par_world *world, int rank, int64_t *calls);
 
 /* ---- Plans ---------------------------------------------------------------------------------------------- */
 
-typedef enum par_kind { PAR_COMPUTES, PAR_REDUCES, PAR_SCATTERS, PAR_GATHERS, PAR_KINDS } par_kind;
-/* "all_reduce", "reduce_scatter", "all_gather"; "" for PAR_COMPUTES. */
+typedef enum par_kind { PAR_COMPUTES, PAR_REDUCES, PAR_SCATTERS, PAR_GATHERS, PAR_COPIES, PAR_KINDS } par_kind;
+/* "all_reduce", "reduce_scatter", "all_gather"; "copy" between device and host; "" for PAR_COMPUTES. */
 TD_API const char *par_kind_name(par_kind kind);
 
 /* One call of a plan as far as its time is concerned. */
 typedef struct par_call {
     td_profile_task task;       /* flops, bytes and bytes sent by this rank */
     int64_t waits_for;          /* the last collective before it that makes something it reads, by number; -1: none */
+    int64_t waits_for_copy;     /* the same of copies */
     par_kind kind;
     int ranks;                  /* that take part: rank r, r + stride, r + 2 stride ... */
     int stride;

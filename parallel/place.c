@@ -9,6 +9,8 @@
  * with the casts and transposes of such views. So no rank makes a global mask to take a slice of it, and a unit that is
  * gathered for the forward is gathered again for the backward, unless it is the root. Where products read a unit's members in
  * bf16, each rank's part is cast and then gathered (narrow.c).
+ *
+ * What computes on state in host memory as it is stored, an update or an average, does so there; all else is on the device.
  */
 #include "parallel/strategy.h"
 
@@ -140,7 +142,7 @@ static int dim_of_label(const td_program *p, td_id v, const int8_t *labels, int8
 /* What input i must be so that output 0 is `want`. */
 static td_placement input_for(const placer *pl, const td_node *n, const td_place_rule *rule, uint32_t i, td_placement want)
 {
-    td_placement place = replicated;
+    td_placement place = { .memory = want.memory };
     td_id v = pl->in->inputs[n->input + i];
     for (int a = 0; a < pl->mesh->axes; a++) {
         if (want.kind[a] != TD_SHARDED) continue;
@@ -287,6 +289,21 @@ static td_id make_deferred(placer *pl, td_id v, td_placement want, const td_node
                                             .after = TD_NONE });
 }
 
+/* A learning rate, say: the caller's scalars are in host memory to begin with. */
+static bool is_scalar_for_host(const placer *pl, td_id v, td_placement want)
+{
+    return td_producer(pl->in, v)->op == &td_op_scalar && td_placement_equal(want, (td_placement){ .memory = TD_HOST });
+}
+
+static td_id source(placer *pl, td_id v, td_placement place)
+{
+    const td_node *n = td_producer(pl->in, v);
+    td_value value = pl->in->values[v];
+    value.place = place;
+    return td_emit(pl->out, &(td_emission){ .op = n->op, .like = n, .attr = td_node_attr(pl->in, n), .attr_bytes = n->attr_bytes,
+                                            .outputs = &value, .output_count = 1, .after = TD_NONE });
+}
+
 /* The value of `out` that is v of `in` in placement `want`, for a reader. */
 static td_id need(placer *pl, td_id v, td_placement want, const td_node *reader)
 {
@@ -295,7 +312,9 @@ static td_id need(placer *pl, td_id v, td_placement want, const td_node *reader)
     uint32_t phase = phase_key(pl, v, reader->phase);
     td_id made = find_memo(pl, v, FORM_STORED, want, phase)->made;
     if (made != TD_NONE) return made;
-    made = deferred ? make_deferred(pl, v, want, reader) : par_convert(pl->out, pl->map[v], want, reader);
+    made = deferred                        ? make_deferred(pl, v, want, reader)
+           : is_scalar_for_host(pl, v, want) ? source(pl, v, want)
+                                             : par_convert(pl->out, pl->map[v], want, reader);
     return remember(pl, v, FORM_STORED, want, phase, made) ? made : TD_NONE;
 }
 
@@ -362,10 +381,35 @@ static td_placement place_output(const placer *pl, const td_node *n, const td_pl
     return out;
 }
 
+/* An update is computed where its moments are, without any where the parameter is; what is pointwise, where one of its operands is in
+ * host memory, there. Members of units are read on the device. */
+static td_memory memory_of(const placer *pl, const td_node *n)
+{
+    const td_id *in = td_node_inputs(pl->in, n);
+    if (n->op == &td_op_update_unit) {
+        bool has_moments = ((const td_update_attr *)td_node_attr(pl->in, n))->moments > 0;
+        return (td_memory)have(pl, in[has_moments ? 2 : 0]).memory;
+    }
+    bool host = false;
+    for (uint32_t i = 0; i < n->inputs && n->op->flags & TD_OP_POINTWISE; i++) host = host || have(pl, in[i]).memory == TD_HOST;
+    return host ? TD_HOST : TD_DEVICE;
+}
+
+/* Rows of a table are updated where their gradients are. */
+static bool refuse_rows(const placer *pl, const td_node *n)
+{
+    if (n->op != &td_op_update_rows || !pl->a->options.offload) return false;
+    const td_unit *u = td_unit_at(pl->td, ((const td_update_rows_attr *)td_node_attr(pl->in, n))->unit);
+    td_fail(pl->td, TD_ERROR_UNSUPPORTED, "offload: '%s' is updated row by row, which is done on the device; leave the offload out, or choose "
+            "dense gradients and an optimizer with a moment for each element", td_state_name((td_state){ pl->td, u->members[0].state }));
+    return true;
+}
+
 static bool place_by_rule(placer *pl, uint32_t index)
 {
     td_node n = pl->in->nodes[index];
     td_place_rule rule;
+    td_memory memory = memory_of(pl, &n);
     int8_t labels[TD_MAX_AXES] = { 0 };
     bool partial[TD_MAX_AXES] = { false };
     if (!n.op->place && pl->mesh->axes) {
@@ -373,13 +417,14 @@ static bool place_by_rule(placer *pl, uint32_t index)
                 n.file ? n.file : "?", n.line);
         return false;
     }
+    if (refuse_rows(pl, &n)) return false;
     rule_of(pl->in, &n, &rule);
     td_id few[FEW], *inputs = few;
     if (n.inputs > FEW && !(inputs = td_alloc(pl->td, n.inputs * sizeof *inputs, "program"))) return false;
     for (int a = 0; a < pl->mesh->axes; a++) labels[a] = sharded_label(pl, &n, &rule, a);
     bool each_used[TD_MAX_AXES] = { false };
     for (uint32_t i = 0; i < n.inputs; i++) {
-        td_placement to = replicated;
+        td_placement to = { .memory = (int8_t)memory };
         for (int a = 0; a < pl->mesh->axes; a++) {
             place_input(pl, &n, &rule, a, i, labels[a], &each_used[a], &to);
             partial[a] = partial[a] || to.kind[a] == TD_PARTIAL;
@@ -391,6 +436,7 @@ static bool place_by_rule(placer *pl, uint32_t index)
     for (uint32_t k = 0; k < n.outputs; k++) {
         outputs[k] = pl->in->values[n.output + k];
         outputs[k].place = place_output(pl, &n, &rule, k, labels, partial);
+        outputs[k].place.memory = (int8_t)memory;
     }
     td_id first = td_error(pl->td) != TD_OK
                       ? TD_NONE
@@ -416,8 +462,7 @@ static bool place_source(placer *pl, uint32_t index)
             }
             value.place.kind[a] = TD_SHARDED;
         }
-    pl->map[n.output] = td_emit(pl->out, &(td_emission){ .op = n.op, .like = &n, .attr = td_node_attr(pl->in, &n), .attr_bytes = n.attr_bytes,
-                                                         .outputs = &value, .output_count = 1, .after = TD_NONE });
+    pl->map[n.output] = source(pl, n.output, value.place);
     return pl->map[n.output] != TD_NONE;
 }
 

@@ -9,6 +9,7 @@ const char *par_kind_name(par_kind kind)
     case PAR_REDUCES: return par_collective_name(PAR_ALL_REDUCE);
     case PAR_SCATTERS: return par_collective_name(PAR_REDUCE_SCATTER);
     case PAR_GATHERS: return par_collective_name(PAR_ALL_GATHER);
+    case PAR_COPIES: return "copy";
     case PAR_COMPUTES: case PAR_KINDS: break;
     }
     return "";
@@ -18,13 +19,15 @@ static par_kind kind_of(const td_op *op)
 {
     if (op == &par_op_all_reduce) return PAR_REDUCES;
     if (op == &par_op_reduce_scatter) return PAR_SCATTERS;
+    if (op->flags & TD_OP_COPY) return PAR_COPIES;
     return op == &par_op_all_gather ? PAR_GATHERS : PAR_COMPUTES;
 }
 
 static par_call call_of(const td_mesh *mesh, const td_planned_call *planned)
 {
-    par_call call = { .task = planned->task, .waits_for = planned->waits_for, .kind = kind_of(planned->op), .ranks = 1, .stride = 1 };
-    if (call.kind == PAR_COMPUTES) return call;
+    par_call call = { .task = planned->task, .waits_for = planned->waits_for, .waits_for_copy = planned->waits_for_copy,
+                      .kind = kind_of(planned->op), .ranks = 1, .stride = 1 };
+    if (call.kind == PAR_COMPUTES || call.kind == PAR_COPIES) return call;
     int axis = ((const par_collective_attr *)planned->attr)->axis;
     call.ranks = mesh->size[axis];
     for (int a = axis + 1; a < mesh->axes; a++) call.stride *= mesh->size[a];

@@ -2,7 +2,7 @@
  *
  *   - computation stays in the order recorded;
  *   - a unit's gradients are packed, added to what earlier micro-batches left, and reduced as soon as the last of them exists;
- *   - a unit is gathered `prefetch` units before its first reader, not earlier, and cast for that just before;
+ *   - a unit is gathered `prefetch` units before its first reader, not earlier, and cast and fetched from the host for that just before;
  *   - stores come last, as recorded.
  */
 #include "parallel/strategy.h"
@@ -45,11 +45,12 @@ static double latest_input(const scheduler *s, const td_node *n)
 
 static bool is_reduction(const td_node *n) { return n->op == &par_op_all_reduce || n->op == &par_op_reduce_scatter; }
 
-/* Whether node n gives a whole unit's gradient: packed, added to an earlier one, summed over ranks, in another dtype for that. */
+/* Whether node n gives a whole unit's gradient: packed, added to an earlier one, summed over ranks, in another dtype for that, copied to
+ * where it is read. */
 static bool gives_gradient(const scheduler *s, const td_node *n)
 {
     if (n->op == &td_op_pack) return true;
-    bool reads = false, carries = n->op == &td_op_add || n->op == &td_op_cast || is_reduction(n);
+    bool reads = false, carries = n->op == &td_op_add || n->op == &td_op_cast || n->op == &td_op_to_host || is_reduction(n);
     for (uint32_t i = 0; i < n->inputs && carries && !reads; i++) reads = s->gradient[s->in->values[s->in->inputs[n->input + i]].node];
     return reads;
 }
@@ -58,7 +59,8 @@ static bool gives_gradient(const scheduler *s, const td_node *n)
 static bool fetches(const scheduler *s, const td_node *n)
 {
     if (n->op == &par_op_own_members) return true;
-    if (n->op != &par_op_all_gather && n->op != &par_op_all_reduce && n->op != &td_op_cast) return false;
+    bool carries = n->op == &par_op_all_gather || n->op == &par_op_all_reduce || n->op == &td_op_to_device || n->op == &td_op_cast;
+    if (!carries) return false;
     uint32_t maker = s->in->values[s->in->inputs[n->input]].node;
     return s->fetches[maker] || s->in->nodes[maker].op == &td_op_unit;
 }

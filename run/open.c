@@ -39,6 +39,8 @@ static const run_flag common_flags[] = {
       .help = "fsdp, hsdp: no: what is gathered for the forward stays for the backward" },
     { .name = "prefetch", .kind = RUN_COUNT, .standard = "1", .most = 1e6,
       .help = "zero3, fsdp, hsdp: units gathered ahead of use" },
+    { .name = "offload", .kind = RUN_CHOICE, .choices = "optimizer|parameters|all", .commands = RUN_TRAIN | RUN_EVAL | RUN_BENCH | RUN_PLAN,
+      .help = "keep it in host memory; the optimizer's update is then computed by the host" },
     { .name = "reduce-dtype", .kind = RUN_CHOICE, .choices = "f32|bf16", .standard = "f32",
       .help = "gradients are summed over ranks in f32 (f64 under f64) or bf16" },
     { .name = "batch", .kind = RUN_COUNT, .standard = "128", .most = 1e9,

@@ -99,6 +99,14 @@ static void open_context(run_loop *run)
 
 /* ---- Ranks */
 
+static int offload_of(const run_loop *run)
+{
+    const char *what = run_flags_text(&run->flags, "offload");
+    if (!what || !(run->flags.command & (RUN_TRAIN | RUN_EVAL | RUN_BENCH | RUN_PLAN))) return 0;
+    int optimizer = strcmp(what, "parameters") ? PAR_OFFLOAD_OPTIMIZER : 0;
+    return optimizer | (strcmp(what, "optimizer") ? PAR_OFFLOAD_PARAMETERS : 0);
+}
+
 static par_options strategy_options(const run_loop *run)
 {
     const run_flags *f = &run->flags;
@@ -113,6 +121,7 @@ static par_options strategy_options(const run_loop *run)
         .units = run_flags_text(f, "units"),
         .keep_gathered = reshard && !strcmp(reshard, "no"),
         .prefetch = (int)run_flags_whole(f, "prefetch"),
+        .offload = offload_of(run),
         .reduce_dtype = reduce && !strcmp(reduce, "bf16") ? TD_BF16 : TD_F32,
     };
 }
@@ -168,7 +177,7 @@ static void agreed_flags(const run_loop *run, char *text, size_t room)
 
 static void attach(run_loop *run)
 {
-    bool alone = run->ranks == 1 && !strcmp(run->strategy, "single");
+    bool alone = run->ranks == 1 && !strcmp(run->strategy, "single") && !offload_of(run);
     if (alone || run_failed(run) || run_plans_several(run)) return;
     par_world_options options = { .timeout_s = run_flags_number(&run->flags, "timeout") };
     if (!run->world && run->flags.command == RUN_PLAN) run->world = par_world_none(run->ranks, 0);

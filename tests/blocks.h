@@ -20,11 +20,14 @@ typedef struct block_job {
     bool keep_gathered;
     const char *frozen;                       /* patterns of names with commas between; NULL: none */
     double max_norm;
-    bool sgd;
+    bool sgd, averages;                       /* without momentum; moving averages of the parameters */
+    int offload;
     double losses[STEPS];
-    double parameters;                        /* their sum at the end, each with a weight of its own */
+    double parameters, averaged;              /* their sums at the end, each parameter with a weight of its own; of the averages */
     td_report report;                         /* of the step that updates */
     int64_t sent, calls;                      /* of one update */
+    int64_t copied;                           /* of one update, as planned */
+    int64_t most_device, most_host;           /* bytes that the allocator was asked for: of state and steps, pinned */
     char error[512];
 } block_job;
 
@@ -78,6 +81,30 @@ static inline void block_freeze(td_module root, const char *patterns)
     }
 }
 
+typedef struct block_memory {
+    int64_t now[2], most[2];                  /* of the device, of the host */
+} block_memory;
+
+static inline void block_count(block_memory *m, const char *kind, int64_t bytes)
+{
+    int at = !strcmp(kind, "pinned");
+    if (!at && strcmp(kind, "state") && strcmp(kind, "step")) return;
+    m->now[at] += bytes;
+    if (m->now[at] > m->most[at]) m->most[at] = m->now[at];
+}
+
+static inline void *block_get(void *user, size_t bytes, const char *kind)
+{
+    block_count(user, kind, (int64_t)bytes);
+    return aligned_alloc(64, (bytes + 63) / 64 * 64);
+}
+
+static inline void block_put(void *user, void *at, size_t bytes, const char *kind)
+{
+    block_count(user, kind, -(int64_t)bytes);
+    free(at);
+}
+
 typedef struct block_run {
     const block_job *asked;
     block_job *done;
@@ -87,12 +114,16 @@ static inline int block_train(par_world *world, int rank, void *user)
 {
     const block_run *r = user;
     block_job own = *r->asked;
-    td_context *td = td_open(&(td_options){ .dtype = own.dtype, .seed = 3, .threads = 1, .poison = true });
-    par_attach(td, world, rank, &(par_options){ .strategy = own.strategy, .keep_gathered = own.keep_gathered, .prefetch = own.prefetch });
+    block_memory memory = { { 0 }, { 0 } };
+    td_allocator allocator = { &memory, block_get, block_put };
+    td_context *td = td_open(&(td_options){ .dtype = own.dtype, .seed = 3, .threads = 1, .poison = true, .allocator = &allocator });
+    par_attach(td, world, rank, &(par_options){ .strategy = own.strategy, .keep_gathered = own.keep_gathered, .prefetch = own.prefetch,
+                                                .offload = own.offload });
     block_net n = block_net_make(td_root(td));
     block_freeze(td_root(td), own.frozen);
     opt_optimizer *opt = own.sgd ? opt_sgd(td_root(td), &(opt_sgd_options){ .max_norm = own.max_norm })
                                  : opt_adamw(td_root(td), &(opt_adamw_options){ .decay = 0.01, .max_norm = own.max_norm });
+    opt_ema *ema = own.averages ? opt_ema_open(td_root(td), &(opt_ema_options){ .decay = 0.9 }) : NULL;
     int micro = ROWS / own.accumulate, rows = micro / own.ranks;
     int32_t ids[ROWS], labels[ROWS];
     int64_t before = 0, calls_before = 0;
@@ -109,7 +140,9 @@ static inline int block_train(par_world *world, int rank, void *user)
             td_backward(td_scale(loss, 1.0 / own.accumulate));
             td_keep(loss);
             if (k + 1 == own.accumulate) opt_step(opt, 1e-2);
+            if (k + 1 == own.accumulate) opt_ema_update(ema);
             good = td_step(td);
+            own.copied = (k ? own.copied : 0) + td_last_report(td).copied_bytes;
             own.losses[s] += td_item(loss) / own.accumulate;
         }
     }
@@ -117,10 +150,15 @@ static inline int block_train(par_world *world, int rank, void *user)
     own.sent = (sent - before) / (STEPS - 1);
     own.calls = (calls - calls_before) / (STEPS - 1);
     own.report = td_last_report(td);
+    own.most_device = memory.most[0], own.most_host = memory.most[1];
     own.parameters = block_sum_of_parameters(td);
+    if (ema) opt_ema_begin(ema);
+    own.averaged = ema ? block_sum_of_parameters(td) : 0;
+    if (ema) opt_ema_end(ema);
     good = td_error(td) == TD_OK;
     snprintf(own.error, sizeof own.error, "%s", td_error_text(td));
     if (rank == 0) *r->done = own;
+    opt_ema_close(ema);
     opt_close(opt);
     td_close(td);
     return good ? 0 : 1;

@@ -1,0 +1,33 @@
+/* Copies between the memory of the device and that of its host. On a CPU both are ordinary memory and a copy is made all the same.
+ *
+ *     to_host, to_device   the value, in the other memory
+ */
+#include "core/ops/op.h"
+
+typedef struct copying {
+    char *to;
+    const char *from;
+} copying;
+
+static void copy_range(void *user, int64_t begin, int64_t end)
+{
+    const copying *c = user;
+    memcpy(c->to + begin, c->from + begin, (size_t)(end - begin));
+}
+
+static int64_t bytes_of(const td_arg *arg) { return td_arg_elements(arg) * td_dtype_size(arg->dtype); }
+
+static void copy_cpu(const td_kernel *k)
+{
+    copying c = { k->out[0].data, k->in[0].data };
+    td_parallel_for(k->run, bytes_of(&k->in[0]), 1 << 20, copy_range, &c);
+}
+
+static td_cost copy_cost(const td_kernel *k)
+{
+    int64_t bytes = bytes_of(&k->in[0]);
+    return (td_cost){ .bytes = 2 * bytes, .copied = bytes };
+}
+
+const td_op td_op_to_host = { .name = "to_host", .inputs = 1, .flags = TD_OP_COPY, .cpu = copy_cpu, .cost = copy_cost };
+const td_op td_op_to_device = { .name = "to_device", .inputs = 1, .flags = TD_OP_COPY, .cpu = copy_cpu, .cost = copy_cost };
