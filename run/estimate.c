@@ -33,27 +33,37 @@ double run_collective_s(const run_machine *m, const par_call *call)
 
 static double call_s(const run_machine *m, const td_machine *reached, const par_call *call)
 {
-    double s = run_floor_s(reached, &call->task);
+    double s = call->task.on_host ? (double)call->task.bytes / m->host_bytes_per_s : run_floor_s(reached, &call->task);
     return s > m->call_s ? s : m->call_s;
 }
 
-/* `ended` is room for the end of each collective. */
+static double copy_s(const run_machine *m, const par_call *call) { return m->host.latency_s + (double)call->task.copied / m->host.bytes_per_s; }
+
+static double later(double a, double b) { return a > b ? a : b; }
+
+/* When what the call reads is there, as far as collectives and copies make it. */
+static double read_at(const par_call *call, const double *ended)
+{
+    return later(call->waits_for < 0 ? 0 : ended[call->waits_for], call->waits_for_copy < 0 ? 0 : ended[call->waits_for_copy]);
+}
+
+/* `ended` is room for the end of each call. */
 static run_estimate step_of(const run_machine *m, const par_call *calls, int64_t count, double *ended)
 {
     td_machine reached = m->peak;
     run_estimate e = { 0 };
-    double compute = 0, comm = 0;             /* when each queue is free */
+    double compute = 0, comm = 0, copies = 0; /* when each queue is free */
     for (int d = 0; d < TD_DTYPES; d++) reached.flops[d] *= m->efficiency;
     for (int64_t i = 0; i < count; i++) {
         const par_call *call = &calls[i];
-        double *queue = call->kind != PAR_COMPUTES && m->overlaps ? &comm : &compute;
-        double s = call->kind == PAR_COMPUTES ? call_s(m, &reached, call) : run_collective_s(m, call);
-        double ready = call->kind != PAR_COMPUTES ? compute : call->waits_for < 0 ? 0 : ended[call->waits_for];
-        *queue = (*queue > ready ? *queue : ready) + s;
+        bool computes = call->kind == PAR_COMPUTES, copy = call->kind == PAR_COPIES;
+        double *queue = computes || !m->overlaps ? &compute : copy ? &copies : &comm;
+        double s = computes ? call_s(m, &reached, call) : copy ? copy_s(m, call) : run_collective_s(m, call);
+        *queue = later(*queue, later(computes ? 0 : compute, read_at(call, ended))) + s;
         ended[i] = *queue;
-        *(call->kind == PAR_COMPUTES ? &e.compute_s : &e.comm_s) += s;
+        *(computes ? &e.compute_s : copy ? &e.copy_s : &e.comm_s) += s;
     }
-    e.step_s = compute > comm ? compute : comm;
+    e.step_s = later(compute, later(comm, copies));
     e.exposed_s = e.step_s - e.compute_s;
     return e;
 }
@@ -67,6 +77,7 @@ bool run_estimate_add(td_context *td, const run_machine *m, const par_call *call
     to->step_s += n * e.step_s;
     to->compute_s += n * e.compute_s;
     to->comm_s += n * e.comm_s;
+    to->copy_s += n * e.copy_s;
     to->exposed_s += n * e.exposed_s;
     td_free(td, ended, bytes, "host");
     return true;

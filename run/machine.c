@@ -12,26 +12,30 @@
  * sheet (SXM, without sparsity). Links inside a host: bus bandwidth of reduce-scatter and all-gather measured at 100 MB without
  * multicast, on 2 and on 4; 8 are taken to do as 4. Small collectives were measured at about 40 us on 4. H100, A100: data sheets of the SXM
  * versions with 80 GB, NVLink one way. Latencies of hops (3.4 us NVLink, 9.6 us network) are those by which NVIDIA's library of collectives
- * chooses its rings. Across hosts: one adapter a device, 400 Gb/s (A100: 200 Gb/s). Efficiency: with 0.75 of the measured peak one
+ * chooses its rings. Across hosts: one adapter a device, 400 Gb/s (A100: 200 Gb/s). To the host: PCI Express 5.0 x16 (A100: 4.0), of whose
+ * 63 GB/s one way seven eighths are taken to arrive; a host's memory, of two sockets with eight channels of DDR5-4800 (A100: DDR4-3200), is
+ * shared by its ranks. Efficiency: with 0.75 of the measured peak one
  * H200's steps of GPT-2 124M (32 x 1024) and 1558M (8 x 1024) in bf16 come to 62.6 and 182 ms, where PyTorch's, compiled, were measured at
  * 62.3 and 188; of a data sheet's peak, which is a quarter above what is measured, 0.6. */
 #define HOPS(inside_rate, across_rate)                                                               \
     .inside = { (inside_rate), 3.4e-6 }, .across = { (across_rate), 9.6e-6 }, .collective_s = 20e-6, \
     .call_s = 2e-6, .overlaps = true
+/* Bytes a second to the host, and of the memory of a host with so many ranks. */
+#define HOST(link, memory, ranks) .host = { (link), 10e-6 }, .host_bytes_per_s = (memory) / (ranks)
 #define H200                                                                                                                       \
     .peak = { .flops = { [TD_F32] = 67e12, [TD_F64] = 67e12, [TD_BF16] = 790e12, [TD_F16] = 790e12 }, .bytes = 4.3e12 },           \
     .memory_bytes = 141000000000, .efficiency = 0.75
 static const run_machine machines[] = {
-    { .name = "h200x8", H200, .host_ranks = 8, HOPS(280e9, 50e9),
+    { .name = "h200x8", H200, .host_ranks = 8, HOPS(280e9, 50e9), HOST(55e9, 614e9, 8),
       .source = "8 H200 a host: measured products, memory and links of 4, one 400 Gb/s adapter each" },
-    { .name = "h200x4", H200, .host_ranks = 4, HOPS(280e9, 50e9),
+    { .name = "h200x4", H200, .host_ranks = 4, HOPS(280e9, 50e9), HOST(55e9, 614e9, 4),
       .source = "4 H200 a host: measured products, memory and links, one 400 Gb/s adapter each" },
-    { .name = "h200x2", H200, .host_ranks = 2, HOPS(212e9, 50e9),
+    { .name = "h200x2", H200, .host_ranks = 2, HOPS(212e9, 50e9), HOST(55e9, 614e9, 2),
       .source = "2 H200 a host: measured products, memory and links, one 400 Gb/s adapter each" },
-    { .name = "h100x8", .host_ranks = 8, HOPS(450e9, 50e9), .memory_bytes = 80000000000, .efficiency = 0.6,
+    { .name = "h100x8", .host_ranks = 8, HOPS(450e9, 50e9), HOST(55e9, 614e9, 8), .memory_bytes = 80000000000, .efficiency = 0.6,
       .peak = { .flops = { [TD_F32] = 67e12, [TD_F64] = 67e12, [TD_BF16] = 989e12, [TD_F16] = 989e12 }, .bytes = 3.35e12 },
       .source = "8 H100 SXM 80 GB a host: data sheet, one 400 Gb/s adapter each" },
-    { .name = "a100x8", .host_ranks = 8, HOPS(300e9, 25e9), .memory_bytes = 80000000000, .efficiency = 0.6,
+    { .name = "a100x8", .host_ranks = 8, HOPS(300e9, 25e9), HOST(27e9, 410e9, 8), .memory_bytes = 80000000000, .efficiency = 0.6,
       .peak = { .flops = { [TD_F32] = 19.5e12, [TD_F64] = 19.5e12, [TD_BF16] = 312e12, [TD_F16] = 312e12 }, .bytes = 2.039e12 },
       .source = "8 A100 SXM 80 GB a host: data sheet, one 200 Gb/s adapter each" },
 };
@@ -95,6 +99,15 @@ static bool read_link(run_loop *run, const char *path, const td_json *root, cons
     return !object || read_numbers(run, path, object, table, 2, "");
 }
 
+static bool read_host(run_loop *run, const char *path, const td_json *root, run_machine *to)
+{
+    const td_json *object;
+    const member table[] = { { "bytes_per_s", &to->host.bytes_per_s, 1, true, false }, { "latency_us", &to->host.latency_s, 1e-6, false, true },
+                             { "memory_bytes_per_s", &to->host_bytes_per_s, 1, true, false } };
+    if (!read_object(run, path, root, "host", false, &object)) return false;
+    return !object || read_numbers(run, path, object, table, 3, "");
+}
+
 static bool read_flops(run_loop *run, const char *path, const td_json *root, double *flops)
 {
     const td_json *object;
@@ -122,7 +135,7 @@ static bool read_machine(run_loop *run, const char *path, const td_json *root, r
         { "collective_us", &to->collective_s, 1e-6, false, true }, { "host_ranks", &ranks, 1, true, false },
     };
     if (root->kind != TD_JSON_OBJECT) return refuse(run, path, "{", "must be what the file begins with");
-    if (!read_numbers(run, path, root, table, sizeof table / sizeof *table, " name source flops inside across overlap ")) return false;
+    if (!read_numbers(run, path, root, table, sizeof table / sizeof *table, " name source flops inside across host overlap ")) return false;
     if (ranks != floor(ranks) || ranks > 65536) return refuse(run, path, "host_ranks", "must be a whole number of at most 65536");
     if (to->efficiency > 1) return refuse(run, path, "efficiency", "must be at most 1");
     if (memory > 9e18) return refuse(run, path, "memory_bytes", "is more than there can be");
@@ -130,7 +143,7 @@ static bool read_machine(run_loop *run, const char *path, const td_json *root, r
     to->host_ranks = (int)ranks;
     if (!read_flops(run, path, root, to->peak.flops) || !read_link(run, path, root, "inside", true, &to->inside)) return false;
     to->across = to->inside;
-    if (!read_link(run, path, root, "across", false, &to->across) || !read_flag(run, path, root, "overlap", &to->overlaps)) return false;
+    if (!read_link(run, path, root, "across", false, &to->across) || !read_host(run, path, root, to) || !read_flag(run, path, root, "overlap", &to->overlaps)) return false;
     const char *name = td_json_get_string(root, "name"), *source = td_json_get_string(root, "source");
     snprintf(to->name, sizeof to->name, "%s", name ? name : strrchr(path, '/') ? strrchr(path, '/') + 1 : path);
     snprintf(to->source, sizeof to->source, "%s", source ? source : path);
@@ -171,6 +184,8 @@ static bool measured(run_loop *run, run_machine *to)
     to->collective_s = link.latency_s;
     to->inside.bytes_per_s = run->ranks > 4 ? 4 * link.bytes_per_s / ranks : link.bytes_per_s;
     to->across = to->inside;
+    to->host.bytes_per_s = to->peak.bytes / 2; /* read and written */
+    to->host_bytes_per_s = to->peak.bytes;
     return true;
 }
 
@@ -195,6 +210,7 @@ bool run_machine_of(run_loop *run, run_machine *to)
         return false;
     }
     int64_t host_ranks = run_flags_whole(&run->flags, "host-ranks");
+    if (host_ranks) to->host_bytes_per_s *= (double)to->host_ranks / (double)host_ranks;
     if (host_ranks) to->host_ranks = (int)host_ranks;
     return true;
 }

@@ -21,6 +21,8 @@ typedef struct run_machine {
     int64_t memory_bytes;         /* that a rank may hold; 0: not known */
     int host_ranks;               /* ranks of one host */
     run_link inside, across;      /* hosts; each rank has its own link out of its host */
+    run_link host;                /* between a rank's device and its host; 0: not known, so that nothing can be offloaded */
+    double host_bytes_per_s;      /* a rank's part of its host's memory bandwidth: what is computed there takes it */
     bool overlaps;                /* collectives run beside computation */
 } run_machine;
 
@@ -35,13 +37,15 @@ double run_floor_s(const td_machine *m, const td_profile_task *task);
 
 /* ---- Time: of the calls of one step, in order.
  *
- * Calls that compute follow one another in a queue, collectives in another. A collective begins when the calls before it have computed and
- * the last collective has ended; a call that reads what a collective makes waits for it. Where collectives do not overlap there is one
- * queue. Nothing else costs time: not the host, not the loading of data. */
+ * Calls that compute follow one another in a queue, also those that the host computes; collectives in another, copies between device and
+ * host in a third. A collective or copy begins when the calls before it have computed, the last of its kind has ended, and there is what it
+ * reads; a call that reads what one makes waits for it. Where collectives do not overlap there is one queue. Nothing else costs time: not
+ * the host otherwise, not the loading of data. */
 typedef struct run_estimate {
     double step_s;
     double compute_s, comm_s;     /* the calls of either kind one after the other */
-    double exposed_s;             /* of comm_s, where nothing is computed */
+    double copy_s;                /* copies between device and host, one after the other */
+    double exposed_s;             /* of comm_s and copy_s, where nothing is computed */
 } run_estimate;
 
 /* Ranks of the call's group that are on one host, and how many hosts it spans. */

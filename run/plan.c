@@ -20,12 +20,14 @@ static bool add_step(run_loop *run, const run_machine *m, int64_t times, run_pla
     }
     to->memory.parameters = memory.parameters, to->memory.moments = memory.moments; /* of state there is what the last step left */
     to->memory.buffers = memory.buffers, to->memory.accumulators = memory.accumulators;
+    to->memory.host = to->report.host_bytes = r.host_bytes;
     to->report.state_bytes = r.state_bytes;
     to->report.peak_bytes = r.state_bytes + to->report.step_bytes;
     to->report.flops += times * r.flops;
     to->report.bytes_moved += times * r.bytes_moved;
     to->report.comm_bytes += times * r.comm_bytes;
     to->report.comm_calls += times * r.comm_calls;
+    to->report.copied_bytes += times * r.copied_bytes;
     to->report.nodes += times * r.nodes;
     to->report.calls += times * r.calls;
     to->report.plan_ms += r.plan_ms;
@@ -36,7 +38,10 @@ static bool add_step(run_loop *run, const run_machine *m, int64_t times, run_pla
         to->sent[calls[i].kind] += times * calls[i].task.sent;
         if (hosts > 1) to->across += times * (int64_t)((double)calls[i].task.sent * hosts / calls[i].ranks);
     }
-    bool added = !*m->name || run_estimate_add(run->td, m, calls, count, times, &to->estimate);
+    if (*m->name && r.copied_bytes && m->host.bytes_per_s <= 0)
+        run_fail_usage(run, "--machine %.200s says nothing of a host, and --offload needs one: \"host\": { \"bytes_per_s\": ..., "
+                       "\"memory_bytes_per_s\": ... }", m->name);
+    bool added = !run_failed(run) && (!*m->name || run_estimate_add(run->td, m, calls, count, times, &to->estimate));
     td_disown(run->td, calls);
     return added;
 }
@@ -85,17 +90,20 @@ static void say_memory(run_loop *run, const run_planned *p)
     run_say(run, "  holds     %.1f MiB: %.1f state, %.1f of a step (%.1f live at once)", mib * (double)r->peak_bytes,
             mib * (double)r->state_bytes, mib * (double)r->step_bytes, mib * (double)r->live_bytes);
     run_say(run, "            %s", text);
+    if (r->host_bytes) run_say(run, "            and on the host %.1f", mib * (double)r->host_bytes);
 }
 
 static void say_sent(run_loop *run, const run_planned *p)
 {
     const td_report *r = &p->report;
     run_say(run, "  sends     %lld bytes in %lld collectives", (long long)r->comm_bytes, (long long)r->comm_calls);
-    for (int k = PAR_COMPUTES + 1; k < PAR_KINDS; k++)
+    for (int k = PAR_COMPUTES + 1; k < PAR_COPIES; k++)
         if (p->calls[k])
             run_say(run, "            %s: %lld bytes in %lld", par_kind_name((par_kind)k), (long long)p->sent[k], (long long)p->calls[k]);
     if (p->across)
         run_say(run, "            inside a host %lld, to other hosts %lld", (long long)(r->comm_bytes - p->across), (long long)p->across);
+    if (r->copied_bytes)
+        run_say(run, "  copies    %lld bytes between device and host in %lld", (long long)r->copied_bytes, (long long)p->calls[PAR_COPIES]);
 }
 
 static void say_estimate(run_loop *run, const run_machine *m, const run_planned *p)
@@ -103,8 +111,10 @@ static void say_estimate(run_loop *run, const run_machine *m, const run_planned 
     char text[400];
     const run_estimate *e = &p->estimate;
     if (!*m->name) return;
-    run_say(run, "  takes     about %.3f ms a step, %.0f items/s: %.3f computing, %.3f in collectives, of which %.3f exposed",
-            1e3 * e->step_s, (double)p->batch / e->step_s, 1e3 * e->compute_s, 1e3 * e->comm_s, 1e3 * e->exposed_s);
+    char copies[64] = "";
+    if (e->copy_s > 0) snprintf(copies, sizeof copies, ", %.3f in copies to and from the host", 1e3 * e->copy_s);
+    run_say(run, "  takes     about %.3f ms a step, %.0f items/s: %.3f computing, %.3f in collectives%s, of which %.3f exposed",
+            1e3 * e->step_s, (double)p->batch / e->step_s, 1e3 * e->compute_s, 1e3 * e->comm_s, copies, 1e3 * e->exposed_s);
     run_say(run, "  on        %s (%s), %d rank%s a host; %.1f GiB a rank: %s", m->name, m->source, m->host_ranks,
             m->host_ranks == 1 ? "" : "s", (double)m->memory_bytes / (1 << 30), p->fits ? "it fits" : "it does not fit");
     run_estimate_assumptions(m, text, sizeof text);
@@ -137,13 +147,14 @@ static void put_memory(const td_planned_memory *m, td_json_writer *w)
     td_json_put_integer(w, "communication", m->communication);
     td_json_put_integer(w, "workspace", m->workspace);
     td_json_put_integer(w, "unused", m->unused);
+    td_json_put_integer(w, "host", m->host);
     td_json_close_object(w);
 }
 
 static void put_sent(const run_planned *p, td_json_writer *w)
 {
     td_json_open_object(w, "collectives");
-    for (int k = PAR_COMPUTES + 1; k < PAR_KINDS; k++) {
+    for (int k = PAR_COMPUTES + 1; k < PAR_COPIES; k++) {
         td_json_open_object(w, par_kind_name((par_kind)k));
         td_json_put_integer(w, "calls", p->calls[k]);
         td_json_put_integer(w, "bytes", p->sent[k]);
@@ -152,6 +163,8 @@ static void put_sent(const run_planned *p, td_json_writer *w)
     td_json_close_object(w);
     td_json_put_integer(w, "inside_host_bytes", p->report.comm_bytes - p->across);
     td_json_put_integer(w, "across_hosts_bytes", p->across);
+    td_json_put_integer(w, "host_link_bytes", p->report.copied_bytes);
+    td_json_put_integer(w, "host_link_copies", p->calls[PAR_COPIES]);
 }
 
 static void put_estimate(const run_machine *m, const run_planned *p, td_json_writer *w)
@@ -173,6 +186,7 @@ static void put_estimate(const run_machine *m, const run_planned *p, td_json_wri
     td_json_put_number(w, "items_per_s", e->step_s > 0 ? (double)p->batch / e->step_s : (double)NAN);
     td_json_put_number(w, "compute_ms", 1e3 * e->compute_s);
     td_json_put_number(w, "comm_ms", 1e3 * e->comm_s);
+    td_json_put_number(w, "host_copy_ms", 1e3 * e->copy_s);
     td_json_put_number(w, "exposed_comm_ms", 1e3 * e->exposed_s);
     td_json_put_string(w, "assumes", text);
     td_json_close_object(w);
@@ -194,6 +208,7 @@ void run_plan_put(const run_loop *run, const run_machine *m, const run_planned *
     td_json_put_integer(w, "state_bytes", r->state_bytes);
     td_json_put_integer(w, "step_bytes", r->step_bytes);
     td_json_put_integer(w, "live_bytes", r->live_bytes);
+    td_json_put_integer(w, "host_bytes", r->host_bytes);
     put_memory(&p->memory, w);
     td_json_put_integer(w, "flops", r->flops);
     td_json_put_integer(w, "bytes_moved", r->bytes_moved);

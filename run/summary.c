@@ -62,6 +62,7 @@ static void put_cost(const run_loop *run, td_json_writer *w)
     td_device_bytes(run->td, &most);
     td_json_put_integer(w, "peak_bytes", most ? most : atomic_load(&run->memory.peak));
     td_json_put_integer(w, "planned_peak_bytes", report.peak_bytes);
+    td_json_put_integer(w, "planned_host_bytes", report.host_bytes);
     td_json_put_integer(w, "comm_bytes_per_step", run->comm_bytes);
     /* Collectives of one rank cost nothing; what others cost behind computation is not measured. */
     td_json_put_number(w, "exposed_comm_ms", run->ranks == 1 ? 0 : (double)NAN);

@@ -103,8 +103,8 @@ static int offload_of(const run_loop *run)
 {
     const char *what = run_flags_text(&run->flags, "offload");
     if (!what || !(run->flags.command & (RUN_TRAIN | RUN_EVAL | RUN_BENCH | RUN_PLAN))) return 0;
-    int optimizer = strcmp(what, "parameters") ? PAR_OFFLOAD_OPTIMIZER : 0;
-    return optimizer | (strcmp(what, "optimizer") ? PAR_OFFLOAD_PARAMETERS : 0);
+    bool all = !strcmp(what, "all");
+    return (all || !strcmp(what, "optimizer") ? PAR_OFFLOAD_OPTIMIZER : 0) | (all || !strcmp(what, "parameters") ? PAR_OFFLOAD_PARAMETERS : 0);
 }
 
 static par_options strategy_options(const run_loop *run)

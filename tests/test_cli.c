@@ -231,7 +231,8 @@ START_TEST(test_ranks_and_accumulation_follow_one_curve)
     static const char *const ways[] = { "--ranks 2 --bucket-bytes 2000", "--ranks 2 --strategy fsdp --accumulate 2 --reshard-after-forward no",
                                         "--ranks 3 --accumulate 2 --strategy zero1", "--ranks 3 --strategy zero2 --accumulate 2",
                                         "--ranks 2 --strategy zero3 --unit-elements 100 --whole-elements 0 --prefetch 2 --accumulate 2",
-                                        "--ranks 4 --strategy hsdp:2x2 --accumulate 2" };
+                                        "--ranks 4 --strategy hsdp:2x2 --accumulate 2", "--offload all",
+                                        "--ranks 3 --strategy fsdp --offload all --ema 0.9", "--ranks 2 --strategy zero1 --offload optimizer" };
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
         ck_assert_sh(0, "rm -rf other; " SMALL "--dtype f64 --dropout 0.2 --clip 1 --steps 8 --out other %s", ways[i]);
         ck_assert_int_eq(read_losses("other", other, 8), 8);
@@ -266,9 +267,10 @@ START_TEST(test_a_checkpoint_goes_on_in_any_world)
     double whole[9], parts[9];
     ck_assert_sh(0, "rm -rf whole parts; " SMALL "--dtype f64 --steps 9 --out whole");
     ck_assert_sh(0, SMALL "--dtype f64 --steps 2 --schedule-steps 9 --out parts --ranks 3 --strategy fsdp");
-    static const char *const worlds[] = { "--ranks 2 --strategy ddp",      "--ranks 3 --strategy zero1", "--ranks 4 --strategy hsdp:2x2",
-                                          "--ranks 2 --strategy zero3",    "--ranks 4 --strategy zero2", "--ranks 3 --strategy hsdp:1x3",
-                                          "--ranks 1 --strategy single" };
+    static const char *const worlds[] = { "--ranks 2 --strategy ddp --offload optimizer", "--ranks 3 --strategy zero1 --offload all",
+                                          "--ranks 4 --strategy hsdp:2x2 --offload none", "--ranks 2 --strategy zero3",
+                                          "--ranks 4 --strategy zero2",                   "--ranks 3 --strategy hsdp:1x3 --offload parameters",
+                                          "--ranks 1 --strategy single --offload none" };
     for (int i = 0; i < 7; i++) ck_assert_sh(0, "$MLP train --resume --out parts --steps %d %s", 3 + i, worlds[i]);
     ck_assert_int_eq(read_losses("whole", whole, 9), 9);
     ck_assert_int_eq(read_losses("parts", parts, 9), 9);

@@ -144,6 +144,82 @@ START_TEST(test_bytes_copied_by_ddp_and_zero1)
 }
 END_TEST
 
+/* ---- What cannot be */
+
+static int train_table(par_world *world, int rank, void *user)
+{
+    char *error = user;
+    td_context *td = td_open(&(td_options){ .threads = 1, .log = check_log_line });
+    par_attach(td, world, rank, &(par_options){ .strategy = "ddp", .offload = MOMENTS });
+    nn_embedding table = nn_embedding_make(td_root(td), "table", TOKENS, WIDTH);
+    td_sparse_rows(table.weight);
+    opt_optimizer *opt = opt_adagrad(td_root(td), NULL);
+    static const int32_t ids[4];
+    td_backward(td_sum(nn_embedding_apply(&table, td_batch(td, "ids", TD_I32, TD_SHAPE(4), ids)), TD_ALL, TD_DROP));
+    opt_step(opt, 0.1);
+    bool good = td_step(td);
+    snprintf(error, 512, "%s", td_error_text(td));
+    opt_close(opt);
+    td_close(td);
+    return !good;
+}
+
+START_TEST(test_a_table_of_rows_is_refused)
+{
+    char error[512];
+    ck_assert_int_eq(par_run_threads(1, NULL, train_table, error), 1);
+    ck_assert_str_has(error, "offload: 'table.weight' is updated row by row, which is done on the device; leave the offload out, or choose");
+}
+END_TEST
+
+START_TEST(test_what_is_nothing_to_offload_is_refused)
+{
+    par_world *world = par_world_none(2, 0);
+    td_context *td = open_cpu(TD_F32);
+    ck_assert(!par_attach(td, world, 0, &(par_options){ .strategy = "ddp", .offload = 4 }));
+    ck_assert_str_eq(td_error_text(td), "par_attach: offload is PAR_OFFLOAD_OPTIMIZER, PAR_OFFLOAD_PARAMETERS or both");
+    td_close(td);
+    par_world_close(world);
+}
+END_TEST
+
+/* ---- Where things are done */
+
+/* Of the calls of a step under fsdp with everything offloaded: the update is the host's, what it reads of the gradient is copied there as
+ * soon as it is scattered, each gather reads a copy, and nothing else is on the host. */
+START_TEST(test_updates_are_computed_on_the_host)
+{
+    par_world *world = par_world_none(2, 0);
+    td_context *td = open_cpu(TD_F32);
+    par_attach(td, world, 0, &(par_options){ .strategy = "fsdp", .offload = ALL });
+    block_net n = block_net_make(td_root(td));
+    opt_optimizer *opt = opt_adamw(td_root(td), NULL);
+    static const int32_t ids[ROWS];
+    td_backward(block_loss(td, &n, ids, ids, ROWS));
+    opt_step(opt, 0.1);
+    ck_assert(td_plan(td));
+    int64_t count, updates = 0, fetched = 0, handed = 0;
+    par_call *calls = par_calls(td, &count);
+    ck_assert(calls != NULL);
+    for (int64_t i = 0; i < count; i++) {
+        const par_call *c = &calls[i];
+        bool update = !strcmp(c->task.op, "update_unit");
+        ck_assert_msg(c->task.on_host == update || !strcmp(c->task.op, "fill"), "%s", c->task.op); /* a scalar is made where it is read */
+        updates += update;
+        if (c->kind == PAR_GATHERS) fetched += c->waits_for_copy >= 0;
+        if (c->kind == PAR_SCATTERS) handed += calls[i + 1].kind == PAR_COPIES && calls[i + 1].waits_for == i;
+    }
+    ck_assert_int_eq(updates, BLOCKS + 1);
+    ck_assert_int_eq(fetched, 2 * BLOCKS + 1);
+    ck_assert_int_eq(handed, BLOCKS + 1);
+    td_disown(td, calls);
+    opt_close(opt);
+    td_close(td);
+    par_world_close(world);
+}
+END_TEST
+
 TESTS("offload", test_the_curve_has_the_bits_it_has_without, test_bf16_and_sgd_have_the_bits_they_have_without,
       test_bytes_of_state_on_the_device_and_on_the_host, test_planned_bytes_are_those_allocated, test_bytes_copied_by_fsdp,
-      test_bytes_copied_in_bf16, test_bytes_copied_by_ddp_and_zero1)
+      test_bytes_copied_in_bf16, test_bytes_copied_by_ddp_and_zero1, test_a_table_of_rows_is_refused,
+      test_what_is_nothing_to_offload_is_refused, test_updates_are_computed_on_the_host)

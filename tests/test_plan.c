@@ -27,13 +27,14 @@ static run_machine small_machine(void)
 
 static par_call collective(par_kind kind, int ranks, int stride, int64_t sent)
 {
-    return (par_call){ .kind = kind, .ranks = ranks, .stride = stride, .waits_for = -1, .task = { .kind = "collective", .sent = sent } };
+    return (par_call){ .kind = kind, .ranks = ranks, .stride = stride, .waits_for = -1, .waits_for_copy = -1,
+                       .task = { .kind = "collective", .sent = sent } };
 }
 
 /* That takes so many ms on the small machine. */
 static par_call computation(int64_t ms, int64_t waits_for)
 {
-    return (par_call){ .kind = PAR_COMPUTES, .ranks = 1, .stride = 1, .waits_for = waits_for,
+    return (par_call){ .kind = PAR_COMPUTES, .ranks = 1, .stride = 1, .waits_for = waits_for, .waits_for_copy = -1,
                        .task = { .kind = "matmul", .dtype = TD_F32, .flops = 500000 * ms } };
 }
 
@@ -118,6 +119,26 @@ START_TEST(test_collectives_follow_one_another_and_may_end_last)
     ck_assert_double_eq_tol(e.exposed_s, 0.016, 1e-12);
     m.call_s = 0.003; /* no call is shorter */
     ck_assert_double_eq_tol(estimate(&m, calls, 4, 1).compute_s, 0.003, 1e-12);
+}
+END_TEST
+
+/* 1 MB/s to the host and 1 ms before; 2 MB/s of its memory. */
+START_TEST(test_copies_have_a_queue_and_the_host_computes_at_its_own_rate)
+{
+    run_machine m = small_machine();
+    m.collective_s = 0, m.inside.latency_s = 0;
+    m.host = (run_link){ 1e6, 1e-3 }, m.host_bytes_per_s = 2e6;
+    par_call fetch = { .kind = PAR_COPIES, .ranks = 1, .stride = 1, .waits_for = -1, .waits_for_copy = -1, .task = { .kind = "copy", .copied = 5000 } };
+    par_call gather = collective(PAR_GATHERS, 2, 1, 10000), update = computation(2, -1), after = fetch;
+    gather.waits_for_copy = 1;
+    update.task.on_host = true, update.task.bytes = 8000, update.waits_for_copy = 1;
+    const par_call calls[] = { computation(2, -1), fetch, gather, computation(1, -1), update, computation(1, 2), after };
+    run_estimate e = estimate(&m, calls, 7, 1);
+    ck_assert_double_eq_tol(e.step_s, 0.025, 1e-12); /* 0-2, copy 2-8, gather 8-18, 2-3, update 8-12, 18-19, copy 19-25 */
+    ck_assert_double_eq_tol(e.compute_s, 0.008, 1e-12);
+    ck_assert_double_eq_tol(e.comm_s, 0.010, 1e-12);
+    ck_assert_double_eq_tol(e.copy_s, 0.012, 1e-12);
+    ck_assert_double_eq_tol(e.exposed_s, 0.017, 1e-12);
 }
 END_TEST
 
@@ -385,6 +406,28 @@ START_TEST(test_a_machine_file_gives_the_time_its_numbers_say)
 }
 END_TEST
 
+START_TEST(test_offloaded_state_is_planned_on_the_host)
+{
+    write_machine("host.json", "{" FLOPS MEMORY("1e12") RANKS("2") FAST_LINKS ", \"host\": {\"bytes_per_s\": 1e6, \"latency_us\": 0, "
+                               "\"memory_bytes_per_s\": 1e18}}");
+    ck_assert_sh(0, "$MLP plan --hidden 16 --batch 24 --world 2 --strategy fsdp --machine host.json --json");
+    double parameters = printed("memory.parameters"), moments = printed("memory.moments"), state = printed("state_bytes");
+    ck_assert_double_eq(printed("host_bytes") + printed("host_link_bytes") + printed("host_link_copies"), 0);
+    ck_assert_sh(0, "$MLP plan --hidden 16 --batch 24 --world 2 --strategy fsdp --machine host.json --offload all --json");
+    ck_assert_double_eq(printed("memory.parameters") + printed("memory.moments"), 0);
+    ck_assert_double_eq(printed("state_bytes"), state - parameters - moments);
+    ck_assert_double_ge(printed("host_bytes"), parameters + moments);
+    ck_assert_double_eq_tol(printed("estimate.host_copy_ms"), printed("host_link_bytes") / 1e3, 1e-6 * printed("host_link_bytes"));
+    double planned = printed("planned_peak_bytes"), host = printed("host_bytes");
+    ck_assert_sh(0, "$MLP bench --hidden 16 --batch 24 --ranks 2 --strategy fsdp --steps 2 --threads 2 --offload all --json");
+    ck_assert_double_eq(printed("planned_peak_bytes"), planned);
+    ck_assert_double_eq(printed("planned_host_bytes"), host);
+    write_machine("alone.json", "{" FLOPS MEMORY("1e12") RANKS("2") FAST_LINKS "}");
+    ck_assert_sh(2, "$MLP plan --hidden 16 --batch 24 --world 2 --strategy fsdp --machine alone.json --offload optimizer");
+    ck_assert_str_has(err_text, "--machine alone.json says nothing of a host, and --offload needs one");
+}
+END_TEST
+
 START_TEST(test_an_update_is_planned_as_it_runs)
 {
     ck_assert_sh(0, "$MLP plan --hidden 16 --batch 24 --accumulate 3 --world 2 --strategy ddp --threads 2 --json");
@@ -478,7 +521,8 @@ END_TEST
 
 TESTS("plan", test_a_ring_inside_a_host_takes_its_hops_and_its_bytes, test_a_ring_across_hosts_takes_the_slowest_link,
       test_a_task_takes_the_larger_of_computing_and_moving, test_a_collective_hides_behind_what_does_not_wait_for_it,
-      test_collectives_follow_one_another_and_may_end_last, test_ddp_sends_twice_its_parameters_and_holds_all_state,
+      test_collectives_follow_one_another_and_may_end_last,
+      test_copies_have_a_queue_and_the_host_computes_at_its_own_rate, test_offloaded_state_is_planned_on_the_host, test_ddp_sends_twice_its_parameters_and_holds_all_state,
       test_fsdp_gathers_twice_scatters_once_and_holds_its_share, test_zero_scatters_gradients_and_gathers_parameters,
       test_hsdp_is_fsdp_in_a_group_and_reduces_shards_across, test_every_strategy_accounts_for_all_its_memory_and_bytes,
       test_an_accumulator_is_planned_as_if_the_step_before_had_run, test_a_machine_file_gives_the_time_its_numbers_say,
