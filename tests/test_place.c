@@ -257,15 +257,25 @@ static int64_t walked(walk *w)
 }
 
 /* Every pair of placements is one step of some walk. */
+static void walk_all(int ranks, td_memory from_memory, td_memory to_memory)
+{
+    for (int from = 0; from < 16; from++)
+        for (int to = 0; to < 16; to += WALK / 2) {
+            walk w = { .ranks = ranks };
+            for (int i = 0; i < WALK; i += 2) {
+                w.at[i] = placement(from), w.at[i + 1] = placement((to + i / 2) % 16);
+                w.at[i].memory = (int8_t)from_memory, w.at[i + 1].memory = (int8_t)to_memory;
+            }
+            walked(&w);
+        }
+}
+
 START_TEST(test_any_placement_becomes_any_other)
 {
-    for (int ranks = 4; ranks <= 6; ranks += 2)
-        for (int from = 0; from < 16; from++)
-            for (int to = 0; to < 16; to += WALK / 2) {
-                walk w = { .ranks = ranks };
-                for (int i = 0; i < WALK; i += 2) w.at[i] = placement(from), w.at[i + 1] = placement((to + i / 2) % 16);
-                walked(&w);
-            }
+    for (int ranks = 4; ranks <= 6; ranks += 2) walk_all(ranks, TD_DEVICE, TD_DEVICE);
+    walk_all(4, TD_HOST, TD_DEVICE);
+    walk_all(4, TD_DEVICE, TD_HOST);
+    walk_all(4, TD_HOST, TD_HOST);
 }
 END_TEST
 
