@@ -26,6 +26,7 @@ typedef struct job {
     clip clip;
     bool gpt, recompute, unrolled;
     bool gathered;                            /* units stay gathered after the forward */
+    int offload;
     double losses[STEPS];
     double parameters;                        /* a sum over all of them at the end, each with a weight of its own */
     char error[512];
@@ -182,7 +183,7 @@ static int train(par_world *world, int rank, void *user)
     job own = *r->asked;
     td_context *td = td_open(&(td_options){ .dtype = own.dtype, .seed = 7, .threads = 1, .poison = true, .log = quiet });
     par_attach(td, world, rank, &(par_options){ .strategy = own.strategy, .bucket_bytes = 3000, .unit_elements = 500, .whole_elements = 30,
-                                                .keep_gathered = own.gathered });
+                                                .keep_gathered = own.gathered, .offload = own.offload });
     net n = { 0 };
     make_net(&n, td, &own);
     opt_optimizer *opt = make_optimizer(td_root(td), &own);
@@ -232,7 +233,8 @@ enum { WORLDS = sizeof worlds / sizeof *worlds, CHOICES = 2 * 3 * 2 }; /* accumu
 static inline job job_at(td_dtype dtype, bool gpt, int w, int c)
 {
     return (job){ .dtype = dtype, .gpt = gpt, .strategy = worlds[w].strategy, .ranks = worlds[w].ranks, .accumulate = c & 1 ? 3 : 1,
-                  .clip = (clip)(c / 2 % 3), .recompute = c >= 6, .unrolled = (w + c / 2) & 1, .gathered = (w + c) & 1 };
+                  .clip = (clip)(c / 2 % 3), .recompute = c >= 6, .unrolled = (w + c / 2) & 1, .gathered = (w + c) & 1,
+                  .offload = (w + c / 4) & 3 };
 }
 
 #ifdef __SANITIZE_ADDRESS__

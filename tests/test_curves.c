@@ -1,5 +1,6 @@
 /* One seed, one curve: every strategy x 2, 3 and 4 ranks x {MLP, GPT with tied weights and 67 tokens} x accumulation {1, 3} x clipping
- * {none, 2-norm, inf-norm} x {recomputed, not} gives the losses and the parameters of one rank (tests/curves.h).
+ * {none, 2-norm, inf-norm} x {recomputed, not}, with moments, parameters, both or nothing in host memory, gives the losses and the
+ * parameters of one rank (tests/curves.h).
  *
  * By default a selection in which every strategy meets every number of ranks and each of the other choices; TANDEM_TEST_ALL=1: all.
  *

@@ -186,7 +186,7 @@ END_TEST
 /* ---- Where things are done */
 
 /* Of the calls of a step under fsdp with everything offloaded: the update is the host's, what it reads of the gradient is copied there as
- * soon as it is scattered, each gather reads a copy, and nothing else is on the host. */
+ * soon as it is scattered, each gather reads a copy, made as early, and nothing else is on the host. */
 START_TEST(test_updates_are_computed_on_the_host)
 {
     par_world *world = par_world_none(2, 0);
@@ -198,7 +198,8 @@ START_TEST(test_updates_are_computed_on_the_host)
     td_backward(block_loss(td, &n, ids, ids, ROWS));
     opt_step(opt, 0.1);
     ck_assert(td_plan(td));
-    int64_t count, updates = 0, fetched = 0, handed = 0;
+    int64_t count, updates = 0, fetched = 0, handed = 0, ahead = 0;
+    bool computed = false;
     par_call *calls = par_calls(td, &count);
     ck_assert(calls != NULL);
     for (int64_t i = 0; i < count; i++) {
@@ -206,11 +207,13 @@ START_TEST(test_updates_are_computed_on_the_host)
         bool update = !strcmp(c->task.op, "update_unit");
         ck_assert_msg(c->task.on_host == update || !strcmp(c->task.op, "fill"), "%s", c->task.op); /* a scalar is made where it is read */
         updates += update;
-        if (c->kind == PAR_GATHERS) fetched += c->waits_for_copy >= 0;
+        computed = computed || !strcmp(c->task.kind, "matmul");
+        if (c->kind == PAR_GATHERS) fetched += c->waits_for_copy >= 0, ahead += !computed;
         if (c->kind == PAR_SCATTERS) handed += calls[i + 1].kind == PAR_COPIES && calls[i + 1].waits_for == i;
     }
     ck_assert_int_eq(updates, BLOCKS + 1);
     ck_assert_int_eq(fetched, 2 * BLOCKS + 1);
+    ck_assert_int_eq(ahead, 3); /* the root, the first block, and the one after it */
     ck_assert_int_eq(handed, BLOCKS + 1);
     td_disown(td, calls);
     opt_close(opt);
