@@ -97,9 +97,11 @@ static bool check_memory(td_context *td, const td_planned *plan)
     int64_t cap = td->options.memory_bytes, state = planned_state_bytes(td, TD_DEVICE), step = plan->arena_bytes + plan->slot_bytes;
     if (!cap || state + step <= cap) return true;
     const td_block *largest = NULL;
-    for (uint32_t b = 0; b < plan->block_count; b++)
-        if (plan->blocks[b].kind == TD_BLOCK_ARENA && plan->blocks[b].memory == TD_DEVICE && plan->blocks[b].part_of == TD_NONE && (!largest || plan->blocks[b].bytes > largest->bytes))
-            largest = &plan->blocks[b];
+    for (uint32_t b = 0; b < plan->block_count; b++) {
+        const td_block *block = &plan->blocks[b];
+        bool of_step = block->kind == TD_BLOCK_ARENA && block->memory == TD_DEVICE && block->part_of == TD_NONE;
+        if (of_step && (!largest || block->bytes > largest->bytes)) largest = block;
+    }
     const td_node *n = largest && largest->first >= 0 ? &plan->program->nodes[plan->tasks[largest->first].node] : NULL;
     td_fail(td, TD_ERROR_MEMORY, "planning: the step needs %lld bytes (state %lld, step %lld) and may have %lld; the largest value is %lld bytes, of %s %s; "
             "a smaller batch or more ranks that shard would make it fit", (long long)(state + step), (long long)state,

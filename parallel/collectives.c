@@ -179,7 +179,8 @@ static void own_members_cpu(const td_kernel *k)
         int64_t first = begin_of(k->run->mesh, in), last = first + elements(in);
         int64_t from = r->from > first ? r->from : first, to = r->from + r->elements < last ? r->from + r->elements : last;
         if (to <= from) continue;
-        memcpy((char *)k->out[0].data + (r->to + from - r->from) * item, (const char *)in->data + (from - first) * item, (size_t)((to - from) * item));
+        char *at = (char *)k->out[0].data + (r->to + from - r->from) * item;
+        memcpy(at, (const char *)in->data + (from - first) * item, (size_t)((to - from) * item));
     }
 }
 
