@@ -180,24 +180,12 @@ static void read_stderr(launched_rank *r)
     }
 }
 
-/* Where the rank was: "in all_reduce (call 14 of step 7)", "after call 14 of step 7", "in step 7", "before its first
- * step". */
-static const char *where(const par_area *area, char to[PAR_PLACE_BYTES + 8])
-{
-    char place[PAR_PLACE_BYTES];
-    long long step = atomic_load(&area->step) - 1, call = atomic_load(&area->call);
-    bool calls = atomic_load(&area->collective) != PAR_NO_COLLECTIVE;
-    if (!calls && step >= 0 && call > 0) snprintf(to, PAR_PLACE_BYTES + 8, "after call %lld of step %lld", call, step);
-    else snprintf(to, PAR_PLACE_BYTES + 8, "%s %s", calls || step >= 0 ? "in" : "before", par_place(area, place));
-    return to;
-}
-
 /* A rank has ended. One that did well is marked, so that who waits for it need not wait out the deadline. */
 static void rank_ended(launcher *l, int rank, int status)
 {
     launched_rank *r = &l->rank[rank];
     par_area *area = &l->world.segment->area[rank];
-    char place[PAR_PLACE_BYTES + 8];
+    char place[PAR_WHERE_BYTES];
     r->pid = 0;
     r->status = WIFEXITED(status) ? WEXITSTATUS(status) : 1;
     if (r->stderr_fd >= 0) read_stderr(r);
@@ -209,17 +197,18 @@ static void rank_ended(launcher *l, int rank, int status)
     int error = atomic_load(&area->start_error);
     if (error) par_break(&l->world, PAR_LAUNCHER, "rank %d could not be started: %s", rank, strerror(error));
     else if (WIFEXITED(status))
-        par_break(&l->world, PAR_LAUNCHER, "rank %d exited with status %d %s", rank, r->status, where(area, place));
+        par_break(&l->world, PAR_LAUNCHER, "rank %d exited with status %d %s", rank, r->status, par_where(area, place));
     else if (WTERMSIG(status) == l->interrupted)
         par_break(&l->world, PAR_LAUNCHER, "stopped by signal %d (%s)", l->interrupted, strsignal(l->interrupted));
     else
         par_break(&l->world, PAR_LAUNCHER, "rank %d was killed by signal %d (%s) %s", rank, WTERMSIG(status),
-                  strsignal(WTERMSIG(status)), where(area, place));
+                  strsignal(WTERMSIG(status)), par_where(area, place));
 }
 
 static void look_at_ranks(launcher *l)
 {
     double now = par_seconds();
+    char place[PAR_WHERE_BYTES];
     for (int rank = 0; rank < l->world.ranks; rank++) {
         launched_rank *r = &l->rank[rank];
         if (r->stderr_fd >= 0) read_stderr(r);
@@ -230,7 +219,8 @@ static void look_at_ranks(launcher *l)
             else rank_ended(l, rank, status);
         }
         if (r->pid > 0 && r->stopped_since > 0 && now > r->stopped_since + l->world.segment->timeout_s + 1)
-            par_break(&l->world, PAR_LAUNCHER, "rank %d was stopped by a signal and not continued", rank);
+            par_break(&l->world, PAR_LAUNCHER, "rank %d was stopped by a signal %s and not continued", rank,
+                      par_where(&l->world.segment->area[rank], place));
     }
 }
 
@@ -272,6 +262,13 @@ static void wait_for_events(launcher *l)
     poll(events, (nfds_t)l->world.ranks + 1, POLL_MS);
 }
 
+/* They cannot end when the world has been stopped. */
+static void kill_stopped(const launcher *l)
+{
+    for (int r = 0; r < l->world.ranks; r++)
+        if (l->rank[r].pid > 0 && l->rank[r].stopped_since > 0) kill(l->rank[r].pid, SIGKILL);
+}
+
 static void watch(launcher *l)
 {
     bool failed = false;
@@ -284,6 +281,7 @@ static void watch(launcher *l)
         before = now;
         bool saves = !failed && l->kill_at > 0 && par_excused(l->world.segment, excused); /* it was asked to, perhaps */
         if (saves) l->kill_at += slice, excused += slice;
+        if (failed) kill_stopped(l);
         if (!failed && par_broken(&l->world)) {
             failed = true;
             if (l->kill_at == 0 || l->kill_at > now + GRACE_S) l->kill_at = now + GRACE_S;
@@ -304,6 +302,16 @@ static int exit_status(const launcher *l)
     if (who >= 0 && who < l->world.ranks && l->rank[who].status) return l->rank[who].status;
     if (l->first_failed >= 0) return l->rank[l->first_failed].status;
     return who >= 0;
+}
+
+static par_cause cause_of(const launcher *l, int status)
+{
+    int who = atomic_load(&l->world.segment->broken) - 1;
+    if (l->interrupted) return PAR_INTERRUPTED;
+    if (who < 0) return status ? PAR_DIED : PAR_ENDED;
+    if (who == PAR_LAUNCHER) return PAR_DIED;
+    int cause = atomic_load(&l->world.segment->area[who].cause);
+    return cause ? (par_cause)cause : PAR_DISAGREED;
 }
 
 /* The world's text; with what a rank wrote that failed without giving one. */
@@ -366,6 +374,7 @@ int par_launch(int ranks, char **argv, const par_world_options *options, char *m
             par_break(&l.world, PAR_LAUNCHER, "rank %d could not be started: %s", r, strerror(errno));
     watch(&l);
     int status = exit_status(&l);
+    if (options && options->cause) *options->cause = cause_of(&l, status);
     tell(&l, message, room);
     launcher_close(&l);
     return status;

@@ -5,6 +5,7 @@
  */
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +18,8 @@
 
 static const double SPEAK_S = 0.3;    /* how long a rank that failed listens whether another one tells the error */
 static const double LEAVE_S = 5;      /* for MPI to end once all ranks have */
+static const double LOOK_S = 0.3;     /* what all notice the first of them tells, when the others have seen that it is there */
+enum { SLICE_NS = 20000000 };         /* between looks for a signal */
 enum { AFTER_RANK_0_S = 4 };          /* what all have noticed rank 0 tells, and mpirun ends the others 3 s later */
 
 /* Where not all have come. */
@@ -31,6 +34,8 @@ bool par_mpi_same_host(const par_mpi *m, int a, int b) { return !strcmp(m->who[a
 typedef struct blocking {
     par_mpi *mpi;
     void (*call)(par_mpi *mpi, char *message, size_t room);
+    bool joins;            /* it is of no use where another rank is gone */
+    par_siblings siblings; /* when it was last looked */
     char message[PAR_MESSAGE_BYTES];
 } blocking;
 
@@ -41,20 +46,30 @@ static void *run_blocking(void *argument)
     return NULL;
 }
 
-/* false: it did not end in time (what it uses must stay), or no thread could be had. */
+/* false: it did not end in time, or a rank is gone (what it uses must stay), or no thread could be had. mpirun, before it ends
+ * all ranks for the death of one, continues them: then is the time to look who it was. */
 static bool run_within(blocking *b, double seconds, bool *started)
 {
+    static const struct timespec at_once;
     pthread_t thread;
-    struct timespec until;
+    sigset_t continued, before;
+    sigemptyset(&continued);
+    sigaddset(&continued, SIGCONT);
+    pthread_sigmask(SIG_BLOCK, &continued, &before);
+    double begin = par_seconds();
+    bool done = false;
     *started = pthread_create(&thread, NULL, run_blocking, b) == 0;
-    if (!*started) return false;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += (time_t)seconds;
-    until.tv_nsec += (long)(1e9 * (seconds - (double)(time_t)seconds));
-    if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
-    if (pthread_timedjoin_np(thread, NULL, &until) == 0) return true;
-    pthread_detach(thread);
-    return false;
+    while (*started && !done && !b->siblings.any_gone && par_seconds() < begin + seconds) {
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += SLICE_NS;
+        if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
+        done = pthread_timedjoin_np(thread, NULL, &until) == 0;
+        if (!done && b->joins && sigtimedwait(&continued, NULL, &at_once) == SIGCONT) b->siblings = par_siblings_look();
+    }
+    if (*started && !done) pthread_detach(thread);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return done;
 }
 
 static void initialise(par_mpi *m, char *message, size_t room)
@@ -152,8 +167,14 @@ static bool make_room(par_world *world)
     return m->received && m->greeted && m->who;
 }
 
+static void await_siblings(const par_siblings *s)
+{
+    if (s->speaks) nanosleep(&(struct timespec){ .tv_nsec = (long)(1e9 * LOOK_S) }, NULL);
+    else sleep(AFTER_RANK_0_S);
+}
+
 /* The library's part of joining. What MPI may still use is not freed on failure. */
-static par_mpi *enter(int expected, const par_world_options *options, char *message, size_t room)
+static par_mpi *enter(const par_world_options *options, char *message, size_t room)
 {
     par_mpi *m = new_mpi(message, room);
     blocking *b = m ? calloc(1, sizeof *b) : NULL;
@@ -161,11 +182,14 @@ static par_mpi *enter(int expected, const par_world_options *options, char *mess
     if (!b) return NULL;
     double seconds = options && options->timeout_s > 0 ? options->timeout_s : PAR_TIMEOUT_S;
     bool started;
-    *b = (blocking){ .mpi = m, .call = initialise };
+    *b = (blocking){ .mpi = m, .call = initialise, .joins = true };
     if (!run_within(b, seconds, &started)) {
-        if (started) snprintf(message, room, "not all processes came to their world within %g s: %s", seconds, to_set);
+        bool gone = b->siblings.any_gone;
+        par_siblings now = gone ? b->siblings : par_siblings_look();
+        await_siblings(&now);
+        if (gone) snprintf(message, room, "not all processes came to their world%s", now.text);
+        else if (started) snprintf(message, room, "not all processes came to their world within %g s%s: %s", seconds, now.text, to_set);
         else snprintf(message, room, "no thread could be started");
-        if (started && expected > 0) sleep(AFTER_RANK_0_S);
         return NULL;
     }
     snprintf(message, room, "%s", b->message);
@@ -181,7 +205,7 @@ par_world *par_mpi_join(int expected, int ranks, const par_world_options *option
         snprintf(message, room, "%d ranks were started, but a world has at most %d", ranks, PAR_MAX_RANKS);
         return NULL;
     }
-    par_mpi *m = enter(expected, options, message, room);
+    par_mpi *m = enter(options, message, room);
     if (!m) return NULL;
     if (m->rank != expected || m->ranks != ranks) {
         snprintf(message, room, "this process was started as rank %d of %d, but MPI has it as rank %d of %d: start it with the mpirun or "

@@ -49,6 +49,14 @@ typedef struct par_mpi {
 par_world *par_mpi_join(int expected, int ranks, const par_world_options *options, char *message, size_t room);
 bool par_mpi_same_host(const par_mpi *mpi, int a, int b); /* of ranks */
 
+/* The ranks that the launcher started on this host, as far as can be seen (siblings.c). */
+typedef struct par_siblings {
+    bool any_gone;
+    bool speaks;             /* this is the first that is there still */
+    char text[256];          /* " (rank 1 is stopped, rank 2 is gone)"; "": neither, or not known */
+} par_siblings;
+par_siblings par_siblings_look(void);
+
 /* Takes in what others have told. Errors stop the world. */
 void par_mpi_listen(par_world *world);
 /* One slice of a wait that has lasted `waited` seconds: listens, then sleeps a little. A long wait is told to others, once. */

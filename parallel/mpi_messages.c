@@ -242,6 +242,15 @@ static void hear_greeting(par_world *world, const message *head, const char *beh
     m->greeted[head->from] = true;
 }
 
+static void hear_busy(par_world *world, const message *head)
+{
+    const par_greeting *who = &world->mpi->who[head->from];
+    par_area *area = &world->segment->area[head->from];
+    bool seen = who->processes && who->processes == world->mpi->who[world->mpi->rank].processes;
+    atomic_store(&area->process, seen ? who->process : 0);
+    atomic_fetch_add(&area->busy, head->value);
+}
+
 static void hear(par_world *world, const message *head, const char *behind)
 {
     if (head->layout != par_layout())
@@ -255,7 +264,7 @@ static void hear(par_world *world, const message *head, const char *behind)
     case POST: hear_post(world, head); break;
     case COMPARED: atomic_store(&area->compared.value, head->index); break;
     case WAITS: hear_wait(area, head); break;
-    case BUSY: atomic_fetch_add(&area->busy, head->value); break;
+    case BUSY: hear_busy(world, head); break;
     case BROKEN: hear_broken(world, head->from, behind); break;
     case ENDED: atomic_store(&area->ended, 1); break;
     }

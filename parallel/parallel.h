@@ -76,8 +76,19 @@ TD_API const char *par_strategy_names_for_ranks(void);
  * fails with it. */
 typedef struct par_world par_world;
 
+/* What ended the ranks that par_launch started. */
+typedef enum par_cause {
+    PAR_ENDED,                  /* all well */
+    PAR_DIED,                   /* a rank was killed, stopped or not started, or exited without a word */
+    PAR_LATE,                   /* a rank did not arrive in time */
+    PAR_FAILED,                 /* par_fail_world, par_stop_world: an error of a rank's */
+    PAR_DISAGREED,              /* ranks were about to do different things */
+    PAR_INTERRUPTED,            /* a signal to the launcher */
+} par_cause;
+
 typedef struct par_world_options {
     double timeout_s;           /* how long a collective waits for another rank; 0: 60 */
+    par_cause *cause;           /* of par_launch: set when it returns; NULL: nobody asks */
     int64_t staging_bytes;      /* shared memory of a rank; 0: 512 KiB. Larger data goes through it in parts. */
 } par_world_options;
 
@@ -109,8 +120,11 @@ TD_API int par_neighbours(const par_world *world, int rank, bool same_cores, int
 /* "4 ranks on 2 hosts (a, b), transport mpi". */
 TD_API void par_world_text(const par_world *world, char *text, size_t room);
 
-/* Stops the world: every rank fails with "rank R: <text>". The first text is kept. */
+/* Stops the world: every rank fails with "rank R: <text>", from its first step on "rank R after call 14 of step 7: <text>". The
+ * first text is kept. */
 TD_API void par_fail_world(par_world *world, int rank, const char *text);
+/* The same for what every rank finds alike: with the text as it is. */
+TD_API void par_stop_world(par_world *world, int rank, const char *text);
 /* What the world was stopped with; "": it was not. */
 TD_API const char *par_world_error(const par_world *world);
 

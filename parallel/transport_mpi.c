@@ -102,7 +102,7 @@ static bool wait_on(exchange *x, int lacks)
         atomic_store(&mine->waits_word, (const char *)&area->arrived[x->g->slot] - (const char *)world->segment);
         atomic_store(&mine->waits_target, par_group_meetings(x->g));
         atomic_store(&mine->waits_for, other + 1);
-        par_mpi_wait(world, patience.waited);
+        par_mpi_wait(world, patience.waited + patience.excused);
         if (is_done(x, &lacks)) return true;
         if (par_broken(world)) return par_stopped(me);
         if (!same_calls(x->g)) return false;

@@ -8,8 +8,10 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -108,6 +110,16 @@ const char *par_place(const par_area *area, char to[PAR_PLACE_BYTES])
     return to;
 }
 
+const char *par_where(const par_area *area, char to[PAR_WHERE_BYTES])
+{
+    char place[PAR_PLACE_BYTES];
+    long long step = atomic_load(&area->step) - 1, call = atomic_load(&area->call);
+    bool calls = atomic_load(&area->collective) != PAR_NO_COLLECTIVE;
+    if (!calls && step >= 0 && call > 0) snprintf(to, PAR_WHERE_BYTES, "after call %lld of step %lld", call, step);
+    else snprintf(to, PAR_WHERE_BYTES, "%s %s", calls || step >= 0 ? "in" : "before", par_place(area, place));
+    return to;
+}
+
 /* ---- Waiting --------------------------------------------------------------------------------------------- */
 
 static bool has_a_core_each(int ranks)
@@ -153,17 +165,33 @@ bool par_late(par_local *me, int other)
         late = next;
     }
     char place[PAR_PLACE_BYTES];
+    atomic_store(&s->area[me->rank].cause, PAR_LATE);
     par_break(me->world, me->rank, "rank %d did not arrive at %s within %g s", late, par_place(&s->area[waiter], place),
               s->timeout_s);
     return par_stopped(me);
 }
 
-/* It may be busy for a while only: it could have been stopped. */
+bool par_is_stopped(int64_t process)
+{
+    char path[64], line[512] = "";
+    snprintf(path, sizeof path, "/proc/%lld/stat", (long long)process);
+    FILE *from = fopen(path, "re");
+    if (!from) return kill((pid_t)process, 0) != 0 && errno == ESRCH;
+    bool read = fgets(line, sizeof line, from) != NULL;
+    fclose(from);
+    const char *name_end = read ? strrchr(line, ')') : NULL; /* "17 (name) T ..." */
+    return name_end && strlen(name_end) > 2 && strchr("TtZX", name_end[2]);
+}
+
+/* It may be busy for a while only: where it cannot be seen it could have been stopped. */
 bool par_excused(const par_segment *s, double excused)
 {
     if (excused > BUSY_MOST_S && excused > BUSY_TIMEOUTS * s->timeout_s) return false;
-    for (int r = 0; r < s->ranks; r++)
-        if (atomic_load(&s->area[r].busy)) return true;
+    for (int r = 0; r < s->ranks; r++) {
+        if (!atomic_load(&s->area[r].busy)) continue;
+        int64_t process = atomic_load(&s->area[r].process);
+        if (!process || !par_is_stopped(process)) return true;
+    }
     return false;
 }
 
@@ -177,14 +205,18 @@ void par_patient(const par_segment *s, par_patience *p)
 {
     double now = par_seconds(), slice = now - p->before;
     if (slice > LONGEST_SLICE_S) slice = LONGEST_SLICE_S;
-    *(par_excused(s, p->excused) ? &p->excused : &p->waited) += slice;
+    if (now - p->looked >= SLICE_S) {
+        p->looked = now;
+        p->excuses = par_excused(s, p->excused);
+    }
+    *(p->excuses ? &p->excused : &p->waited) += slice;
     p->before = now;
 }
 
-static void sleep_slice(par_local *me, par_word *word, uint32_t value, double waited)
+static void sleep_slice(par_local *me, par_word *word, uint32_t value, const par_patience *p)
 {
-    double left = me->world->segment->timeout_s - waited;
-    if (me->world->mpi) par_mpi_wait(me->world, waited);
+    double left = me->world->segment->timeout_s - p->waited;
+    if (me->world->mpi) par_mpi_wait(me->world, p->waited + p->excused);
     else futex_sleep(word, value, left < SLICE_S ? left : SLICE_S);
 }
 
@@ -203,7 +235,7 @@ static bool sleep_until(par_local *me, int other, par_word *word, uint32_t targe
             return par_stopped(me);
         }
         if (patience.waited >= s->timeout_s) return par_late(me, other);
-        sleep_slice(me, word, value, patience.waited);
+        sleep_slice(me, word, value, &patience);
         par_patient(s, &patience);
     }
 }

@@ -202,7 +202,18 @@ const char *par_world_error(const par_world *world)
 
 void par_fail_world(par_world *world, int rank, const char *text)
 {
-    if (rank >= 0 && rank < world->ranks) par_break(world, rank, "rank %d: %s", rank, text);
+    char whole[PAR_MESSAGE_BYTES], place[PAR_WHERE_BYTES];
+    const par_area *area = world->segment && rank >= 0 && rank < world->ranks ? &world->segment->area[rank] : NULL;
+    bool began = area && atomic_load(&area->step) > 0;
+    snprintf(whole, sizeof whole, "rank %d%s%s: %s", rank, began ? " " : "", began ? par_where(area, place) : "", text);
+    par_stop_world(world, rank, whole);
+}
+
+void par_stop_world(par_world *world, int rank, const char *text)
+{
+    if (!world->segment || rank < 0 || rank >= world->ranks || par_broken(world)) return;
+    atomic_store(&world->segment->area[rank].cause, PAR_FAILED);
+    par_break(world, rank, "%s", text);
 }
 
 /* ---- Ranks as threads ------------------------------------------------------------------------------------ */

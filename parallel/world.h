@@ -93,8 +93,10 @@ typedef struct par_area {
     _Atomic int64_t waits_word;
     _Atomic uint32_t waits_target;             /* ... has come to this */
     _Atomic int32_t busy;                      /* it does what takes long (saving): others' deadlines stand still */
+    _Atomic int64_t process;                   /* of the rank that is busy, on this machine; 0: not known */
     _Atomic int32_t ended;                     /* it has ended well: it will not come to anything more */
     _Atomic int32_t start_error;               /* errno of a process that could not be started */
+    _Atomic int32_t cause;                     /* par_cause, of the text that it stops the world with; 0: PAR_DISAGREED */
     _Atomic int32_t collective;                /* par_collective it is in */
     _Atomic int64_t step;                      /* + 1; 0: none yet */
     _Atomic int64_t call;                      /* collectives called in this step */
@@ -167,8 +169,9 @@ void par_break(par_world *world, int who, const char *format, ...) TD_PRINTF(3, 
 /* The text it was stopped with; NULL: it was not. */
 const char *par_broken(const par_world *world);
 /* Some rank does what takes long, saves a checkpoint, say, and nobody is late who waits; `excused`: seconds that have
- * been let pass for that already. */
+ * been let pass for that already. A process that is stopped does nothing. */
 bool par_excused(const par_segment *s, double excused);
+bool par_is_stopped(int64_t process);          /* of this machine: by a signal, or it has ended */
 /* Gives the rank's context the world's text. Returns false. */
 bool par_stopped(par_local *me);
 /* Adds one and wakes who waits. */
@@ -179,6 +182,8 @@ bool par_wait(par_local *me, int other, par_word *word, uint32_t target);
 /* What is left of a wait's deadline. Begins as { .before = par_seconds() }. */
 typedef struct par_patience {
     double waited, excused, before;
+    double looked;                             /* when it was last asked whether some rank is busy */
+    bool excuses;
 } par_patience;
 /* Counts the time since the last call, unless some rank excuses it. */
 void par_patient(const par_segment *s, par_patience *p);
@@ -189,6 +194,9 @@ void par_end(par_world *world, int rank);
 /* "all_reduce (call 14 of step 7)", "step 7", "its first step". */
 enum { PAR_PLACE_BYTES = 96 };
 const char *par_place(const par_area *area, char to[PAR_PLACE_BYTES]);
+/* "in all_reduce (call 14 of step 7)", "after call 14 of step 7", "in step 7", "before its first step". */
+enum { PAR_WHERE_BYTES = PAR_PLACE_BYTES + 8 };
+const char *par_where(const par_area *area, char to[PAR_WHERE_BYTES]);
 double par_seconds(void);                      /* monotonic */
 
 static inline bool par_reached(const par_word *word, uint32_t target)

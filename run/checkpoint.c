@@ -358,7 +358,7 @@ bool run_save(run_loop *run)
     }
     if (ok && run->rank == 0) ok = run_complete(run, step, partial, final);
     if (!ok) {
-        run_remove_tree(run->td, partial);
+        if (run->ranks == 1) run_remove_tree(run->td, partial); /* others may be writing in it still: the next save removes it */
         return false;
     }
     run->saved_step = step;

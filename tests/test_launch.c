@@ -202,7 +202,7 @@ START_TEST(test_a_stopped_rank_ends_all_at_the_deadline)
 {
     outcome o = launch_that_fails("stop", 3, 1, "rank 1 did not arrive at all_reduce (call 1 of step 7) within 1 s");
     ck_assert_msg(o.seconds >= 1 && o.seconds < 1 + 5, "took %g s", o.seconds);
-    launch_that_fails("stop0", 1, 0.5, "rank 0 was stopped by a signal and not continued");
+    launch_that_fails("stop0", 1, 0.5, "rank 0 was stopped by a signal after call 2 of step 6 and not continued");
 }
 END_TEST
 
@@ -255,7 +255,7 @@ END_TEST
 
 START_TEST(test_one_ranks_error_is_told_once_with_its_status)
 {
-    outcome o = launch_that_fails("fail", 3, 20, "rank 1: /x/y: no such file");
+    outcome o = launch_that_fails("fail", 3, 20, "rank 1 after call 2 of step 7: /x/y: no such file");
     ck_assert_int_eq(o.status, 1);
     ck_assert_msg(o.seconds < 5, "took %g s", o.seconds);
     o = launch("usage", 1, 20);

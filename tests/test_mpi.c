@@ -190,7 +190,7 @@ END_TEST
 START_TEST(test_one_ranks_error_is_told_once)
 {
     NEEDS_MPI;
-    expect_end(3, "fail", "[rank 1: /x/y: no such file]");
+    expect_end(3, "fail", "[rank 1 after call 2 of step 7: /x/y: no such file]");
 }
 END_TEST
 
