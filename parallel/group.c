@@ -111,28 +111,32 @@ static uint16_t narrow(float x)
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-#define SUM_BLOCK(T, ACC, WIDEN, NARROW)                                                                               \
+/* What is looked at is in L1 still. */
+#define SUM_BLOCK(T, ACC, WIDEN, NARROW, FINITE)                                                                       \
     for (int64_t begin = 0; begin < count; begin += BLOCK) {                                                           \
         int64_t n = least(count - begin, BLOCK);                                                                       \
         ACC sum[BLOCK];                                                                                                \
         const T *x = (const T *)from[0] + begin;                                                                       \
         for (int64_t i = 0; i < n; i++) sum[i] = WIDEN(x[i]);                                                          \
-        for (int m = 1; m < members; m++) {                                                                            \
+        for (int m = 1; m < g->size; m++) {                                                                            \
             x = (const T *)from[m] + begin;                                                                            \
             for (int64_t i = 0; i < n; i++) sum[i] += WIDEN(x[i]);                                                     \
         }                                                                                                              \
+        if (!FINITE(sum, n)) par_note_not_finite(g, from, begin, n, dtype);                                            \
         T *y = (T *)out + begin;                                                                                       \
         for (int64_t i = 0; i < n; i++) y[i] = NARROW(sum[i]);                                                         \
     }
 
-void par_sum(const void *const *from, int members, void *out, int64_t count, td_dtype dtype)
+#define ALWAYS(sum, n) true
+
+void par_sum(const par_group *g, const void *const *from, void *out, int64_t count, td_dtype dtype)
 {
     switch (dtype) {
-    case TD_F32: SUM_BLOCK(float, float, , ) break;
-    case TD_F64: SUM_BLOCK(double, double, , ) break;
-    case TD_BF16: SUM_BLOCK(uint16_t, float, widen, narrow) break;
-    case TD_I32: SUM_BLOCK(uint32_t, uint32_t, , ) break;
-    case TD_I64: SUM_BLOCK(uint64_t, uint64_t, , ) break;
+    case TD_F32: SUM_BLOCK(float, float, , , par_finite_f32) break;
+    case TD_F64: SUM_BLOCK(double, double, , , par_finite_f64) break;
+    case TD_BF16: SUM_BLOCK(uint16_t, float, widen, narrow, par_finite_f32) break;
+    case TD_I32: SUM_BLOCK(uint32_t, uint32_t, , , ALWAYS) break;
+    case TD_I64: SUM_BLOCK(uint64_t, uint64_t, , , ALWAYS) break;
     default: break; /* par_group_sums has refused */
     }
 }

@@ -29,8 +29,15 @@ bool par_group_sums(const par_group *g);
 /* Whether a mesh (NULL or without axes: a line of all ranks) has the rank where it is; if so it is the rank's from now on. */
 bool par_group_mesh(par_world *world, int rank, td_context *td, const td_mesh *mesh);
 
-/* out[i] = from[0][i] + from[1][i] + ..., in this order; bf16 in f32, rounded to nearest even at the end; integers wrap
- * around. `out` may be one of them. */
-void par_sum(const void *const *from, int members, void *out, int64_t count, td_dtype dtype);
+/* out[i] = from[0][i] + from[1][i] + ..., in this order, of all members; bf16 in f32, rounded to nearest even at the end;
+ * integers wrap around. `out` may be one of them. Sums that are not finite are noted with the members they come from. */
+void par_sum(const par_group *g, const void *const *from, void *out, int64_t count, td_dtype dtype);
+
+/* ---- Numbers that are not finite (numbers.c) */
+
+bool par_finite_f32(const float *x, int64_t count);
+bool par_finite_f64(const double *x, int64_t count);
+/* Sums of elements [begin, begin + count) of the members' parts are not finite: notes whose are not. */
+void par_note_not_finite(const par_group *g, const void *const *from, int64_t begin, int64_t count, td_dtype dtype);
 
 #endif

@@ -76,6 +76,7 @@ void par_mpi_tell_post(par_world *world, uint32_t index);
 void par_mpi_tell_compared(par_world *world);
 void par_mpi_tell_busy(par_world *world, bool busy);
 void par_mpi_tell_broken(par_world *world);
+void par_mpi_tell_origin(par_world *world);
 /* Waits until all have ended well, and leaves MPI; a stopped world is left as it is. */
 void par_mpi_close(par_world *world);
 

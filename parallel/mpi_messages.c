@@ -17,7 +17,7 @@ static const double SPIN_S = 0.002; /* a wait gives way for so long, then sleeps
 static const double LOOK_S = 0.05; /* between looks whether the others of this host live */
 enum { SLEEP_NS = 200000 };
 
-typedef enum message_kind { HELLO, RECORDING, POST, COMPARED, WAITS, BUSY, BROKEN, ENDED } message_kind;
+typedef enum message_kind { HELLO, RECORDING, POST, COMPARED, WAITS, BUSY, BROKEN, ENDED, ORIGIN } message_kind;
 
 typedef struct message {
     uint64_t layout;         /* first: of another one nothing more is read */
@@ -177,6 +177,11 @@ void par_mpi_tell_broken(par_world *world)
     tell(world, (message){ .kind = BROKEN, .bytes = PAR_MESSAGE_BYTES }, own_area(world)->message);
 }
 
+void par_mpi_tell_origin(par_world *world)
+{
+    tell(world, (message){ .kind = ORIGIN, .bytes = sizeof(par_origin) }, &own_area(world)->origin);
+}
+
 static void tell_wait(par_world *world, bool waits)
 {
     const par_area *area = own_area(world);
@@ -267,6 +272,9 @@ static void hear(par_world *world, const message *head, const char *behind)
     case BUSY: hear_busy(world, head); break;
     case BROKEN: hear_broken(world, head->from, behind); break;
     case ENDED: atomic_store(&area->ended, 1); break;
+    case ORIGIN:
+        if (head->bytes == sizeof area->origin) memcpy(&area->origin, behind, sizeof area->origin);
+        break;
     }
 }
 

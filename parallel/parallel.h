@@ -156,6 +156,17 @@ TD_API void par_busy(par_world *world, int rank, bool busy);
  * calls may be NULL. */
 TD_API int64_t par_sent(const par_world *world, int rank, int64_t *calls);
 
+/* Seconds the rank has spent in collectives and waiting for others to agree since the world opened: what nothing overlaps,
+ * since collectives between CPU ranks are called in line. Of a rank of this process. */
+TD_API double par_waited_s(const par_world *world, int rank);
+/* Seconds a step that rank `of` computes, on average since the third step: without collectives, waiting and what it was busy
+ * with. As rank 0 has heard it; NaN: not known. A rank that takes 1.5 times as long as the others' median, for 20 steps, is
+ * named in one warning of rank 0. */
+TD_API double par_computed_s(const par_world *world, int of);
+/* After a number that should be finite came out otherwise: "rank 2's part was the first not to be finite, in all_reduce (call 3
+ * of step 6)", of what ranks have summed in an unbroken run of such steps up to now; "": not known. */
+TD_API void par_not_finite_text(par_world *world, char *text, size_t room);
+
 /* ---- Plans ---------------------------------------------------------------------------------------------- */
 
 typedef enum par_kind { PAR_COMPUTES, PAR_REDUCES, PAR_SCATTERS, PAR_GATHERS, PAR_COPIES, PAR_KINDS } par_kind;

@@ -48,7 +48,7 @@ static void sum(const par_group *g, int64_t at, void *out, int64_t count, td_dty
 {
     const void *from[PAR_MAX_RANKS];
     for (int i = 0; i < g->size; i++) from[i] = given(g, i) + at;
-    par_sum(from, g->size, out, count, dtype);
+    par_sum(g, from, out, count, dtype);
 }
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }

@@ -151,7 +151,7 @@ static void sum(const par_group *g, const void *own, void *out, int64_t count, t
 {
     const void *from[PAR_MAX_RANKS];
     for (int i = 0; i < g->size; i++) from[i] = i == g->at ? own : received(g, i);
-    par_sum(from, g->size, out, count, dtype);
+    par_sum(g, from, out, count, dtype);
 }
 
 /* Every member sends each other one its part, `bytes` of it at `at` + member * stride, and receives theirs. */

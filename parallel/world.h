@@ -84,6 +84,15 @@ typedef struct par_entry {
     uint32_t kept, nodes;                      /* lines, operations recorded */
 } par_entry;
 
+/* Where a sum over ranks was first found not to be finite, of a run of steps in which some were not: a rank finds it in what
+ * it sums itself. */
+typedef struct par_origin {
+    _Atomic int64_t last;                      /* + 1: the last of those steps; 0: none yet */
+    _Atomic int64_t step, call;                /* the first one, and the call */
+    _Atomic int32_t kind;
+    _Atomic uint64_t ranks[PAR_MAX_RANKS / 64]; /* bits of those whose parts were not finite; none: the sum alone is not */
+} par_origin;
+
 /* A rank's area; the rank writes it, all read it. Zero at first. */
 typedef struct par_area {
     _Alignas(128) par_word arrived[PAR_SLOTS]; /* meetings come to, a slot */
@@ -101,6 +110,8 @@ typedef struct par_area {
     _Atomic int64_t step;                      /* + 1; 0: none yet */
     _Atomic int64_t call;                      /* collectives called in this step */
     _Atomic int64_t calls, sent;               /* since the world opened */
+    _Atomic int64_t waited_ns;                 /* in collectives and for agreement, since the world opened */
+    par_origin origin;
     par_meeting meeting[PAR_SLOTS][2];         /* by parity of `arrived` */
     par_post post[PAR_POSTS];
     par_entry entry[PAR_RECORDINGS];

@@ -207,9 +207,13 @@ static bool check_numbers(run_loop *run)
     if (run->saved_step >= 0)
         snprintf(kept, sizeof kept, "; the last checkpoint saved is %.900s/checkpoints/step-%lld", run->out,
                  (long long)run->saved_step);
-    td_fail(run->td, TD_ERROR_NUMBER, "step %lld: the %s is %s: stopped; TD_EAGER=1 names the operation that made it%s",
-            (long long)td_updates(run->td), isfinite(run->loss) ? "gradient's norm" : "loss",
-            isnan(number) ? "nan" : number < 0 ? "-inf" : "inf", kept);
+    const char *what = isfinite(run->loss) ? "gradient's norm" : "loss", *is = isnan(number) ? "nan" : number < 0 ? "-inf" : "inf";
+    char text[2 * RUN_PATH], origin[512] = "";
+    if (run->ranks > 1) par_not_finite_text(run->world, origin, sizeof origin);
+    snprintf(text, sizeof text, "step %lld: the %s is %s: stopped; %s%sTD_EAGER=1%s names the operation that made it%s",
+             (long long)td_updates(run->td), what, is, origin, *origin ? "; " : "", run->ranks > 1 ? " on one rank" : "", kept);
+    if (run->ranks > 1) par_stop_world(run->world, run->rank, text); /* all ranks find the same */
+    td_fail(run->td, TD_ERROR_NUMBER, "%s", text);
     return false;
 }
 
