@@ -238,17 +238,18 @@ static bool await_others(par_local *me, uint32_t steps)
     return true;
 }
 
-static bool post(par_local *me, uint32_t index, int64_t step, const td_program *recording, uint64_t fingerprint)
+static bool post(par_local *me, uint32_t index, par_post said, const td_program *recording)
 {
     par_area *area = &me->world->segment->area[me->rank];
-    int entry = find_entry(area, fingerprint);
+    int entry = find_entry(area, said.fingerprint);
     bool is_first_lap = index < PAR_POSTS;
-    if (entry < 0 ? !await_others(me, index) : !is_first_lap && !await_others(me, index - PAR_POSTS + 1)) return false;
+    if (entry < 0 ? !await_others(me, index) : !is_first_lap && !await_others(me, index - PAR_POSTS + 2)) return false;
     if (entry < 0) {
-        entry = write_recording(me, recording, fingerprint);
+        entry = write_recording(me, recording, said.fingerprint);
         if (me->world->mpi) par_mpi_tell_recording(me->world, entry);
     }
-    area->post[index % PAR_POSTS] = (par_post){ .step = step, .fingerprint = fingerprint, .entry = entry };
+    said.entry = entry;
+    area->post[index % PAR_POSTS] = said;
     par_advance(&area->posted);
     if (me->world->mpi) par_mpi_tell_post(me->world, index);
     return true;
@@ -272,14 +273,19 @@ bool par_agree(par_world *world, int rank, td_context *td, int64_t step, const t
     if (world->ranks == 1) return true;
     uint64_t name = mix(fingerprint + me->options_hash);
     uint32_t index = atomic_load(&area->posted.value);
-    if (!post(me, index, step, recording, name ? name : 1)) return false;
+    double begin = par_seconds();
+    par_post said = { .step = step, .fingerprint = name ? name : 1, .computed_s = par_pace_take(me) };
+    if (!post(me, index, said, recording)) return false;
     for (int r = 0; r < world->ranks; r++) {
         if (r == rank) continue;
         if (is_new_plan && !par_wait(me, r, &world->segment->area[r].posted, index + 1)) return false;
         if (!compare(me, r, index)) return false;
     }
+    if (index > 0) par_pace_compare(me, index - 1);
     par_advance(&area->compared);
     if (world->mpi) par_mpi_tell_compared(world);
+    par_add_waited(me, begin);
+    par_pace_begin(me);
     return true;
 }
 

@@ -69,6 +69,7 @@ bool par_group_begin(void *self, int axis, par_meeting meeting, par_group *g)
         *g = (par_group){ .me = me, .slot = WORLD_SLOT, .size = me->world->ranks, .at = me->rank, .stride = 1 };
     else if (!find_group(me, axis, g)) return false;
     par_area *area = par_group_area(g, g->at);
+    me->called = par_seconds();
     atomic_fetch_add(&area->calls, 1);
     meeting.call = atomic_fetch_add(&area->call, 1) + 1;
     meeting.step = atomic_load(&area->step) - 1;
@@ -87,6 +88,7 @@ bool par_group_finish(const par_group *g)
     atomic_fetch_add(&area->sent, par_bytes_sent((par_collective)g->meeting.kind, g->size, g->meeting.count,
                                                  (td_dtype)g->meeting.dtype));
     atomic_store(&area->collective, PAR_NO_COLLECTIVE);
+    par_add_waited(g->me, g->me->called);
     return true;
 }
 

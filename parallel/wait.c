@@ -23,12 +23,7 @@ static const double LONGEST_SLICE_S = 1; /* more has passed: this process itself
 static const double BUSY_MOST_S = 600, BUSY_TIMEOUTS = 10; /* how long a busy rank excuses those that wait */
 enum { YIELDS_LEAST = 4, YIELDS_MOST = 256 };
 
-double par_seconds(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
+double par_seconds(void) { return 1e-9 * (double)par_nanoseconds(); }
 
 /* ---- Words ----------------------------------------------------------------------------------------------- */
 
@@ -195,9 +190,20 @@ bool par_excused(const par_segment *s, double excused)
     return false;
 }
 
+/* Threads of a rank may be busy at once: the time is that in which any is. */
+static void note_busy(par_local *me, int32_t before, bool busy)
+{
+    if (me && busy && before == 0) atomic_store(&me->busy_since_ns, par_nanoseconds());
+    if (!me || busy || before != 1) return;
+    int64_t since = atomic_exchange(&me->busy_since_ns, 0);
+    if (since) atomic_fetch_add(&me->busy_ns, par_nanoseconds() - since);
+}
+
 void par_busy(par_world *world, int rank, bool busy)
 {
-    if (world->segment) atomic_fetch_add(&world->segment->area[rank].busy, busy ? 1 : -1);
+    int32_t before = world->segment ? atomic_fetch_add(&world->segment->area[rank].busy, busy ? 1 : -1) : 0;
+    if (world->segment && before == 0) atomic_store(&world->segment->area[rank].process, (int64_t)getpid());
+    note_busy(par_local_at(world, rank), before, busy);
     if (world->mpi && !par_broken(world)) par_mpi_tell_busy(world, busy);
 }
 

@@ -63,6 +63,7 @@ typedef struct par_meeting {
 typedef struct par_post {
     int64_t step;
     uint64_t fingerprint;
+    double computed_s;                         /* since the rank's last post: without waiting for others and being busy */
     int32_t entry;                             /* its recording */
 } par_post;
 
@@ -132,6 +133,17 @@ typedef struct par_segment {
 
 /* ---- What a process keeps to itself ---------------------------------------------------------------------- */
 
+/* How long ranks compute in a step: each tells its own time, the first rank compares (pace.c). */
+typedef struct par_pace {
+    double since, waited, busy;                /* seconds, when the last step was agreed on */
+    int64_t steps;                             /* compared */
+    bool told;                                 /* that some rank is slow */
+    struct {
+        double all, window;                    /* seconds: of all steps compared, of the last ones */
+        int slow;                              /* of the last ones, those in which it was slow */
+    } rank[PAR_MAX_RANKS];
+} par_pace;
+
 /* One rank that runs here. */
 typedef struct par_local {
     par_world *world;
@@ -143,6 +155,9 @@ typedef struct par_local {
     uint64_t options_hash;
     uint32_t cursor;                           /* next free byte of the log */
     uint32_t next_entry;
+    double called;                             /* when the collective that it is in began */
+    _Atomic int64_t busy_since_ns, busy_ns;    /* how long it has been busy; 0: it is not */
+    par_pace pace;
 } par_local;
 
 struct par_world {
@@ -214,6 +229,18 @@ static inline bool par_reached(const par_word *word, uint32_t target)
 {
     return (int32_t)(atomic_load_explicit(&word->value, memory_order_acquire) - target) >= 0;
 }
+
+/* ---- Pace (pace.c) --------------------------------------------------------------------------------------- */
+
+int64_t par_nanoseconds(void);                 /* monotonic */
+/* Adds what has passed since `begin` to the time in which the rank waited for others. */
+void par_add_waited(par_local *me, double begin);
+/* Seconds the rank has computed since the last step was agreed on. */
+double par_pace_take(const par_local *me);
+/* The step has been agreed on: computing begins. */
+void par_pace_begin(par_local *me);
+/* Compares what all ranks told in their posts of this number, where all are there: warns once of one that is slow. */
+void par_pace_compare(par_local *me, uint32_t index);
 
 /* ---- Transports and the side channel --------------------------------------------------------------------- */
 

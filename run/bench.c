@@ -11,7 +11,7 @@ static bool bench_update(run_loop *run, const run_model *model, void *object, co
 {
     double begin = run_now();
     td_tensor part = { 0 };
-    run->comm_before = run->world ? par_sent(run->world, run->rank, NULL) : 0;
+    run_comm_begin(run);
     for (int64_t micro = 1; micro <= run->accumulate; micro++) {
         part = run_backward(run, model->loss(object, b));
         if (micro == run->accumulate) opt_step(run->opt, run_rate(run, 0));
@@ -19,8 +19,8 @@ static bool bench_update(run_loop *run, const run_model *model, void *object, co
         if (!td_step(run->td)) return false;
     }
     run->loss = (double)run->accumulate * td_item(part);
+    run_comm_end(run);
     run->step_ms[run->timed++ % RUN_TIMED] = 1000 * (run_now() - begin);
-    if (run->world) run->comm_bytes = par_sent(run->world, run->rank, NULL) - run->comm_before;
     return !run_failed(run);
 }
 

@@ -177,6 +177,19 @@ td_tensor run_backward(run_loop *run, td_tensor loss)
     return part;
 }
 
+void run_comm_begin(run_loop *run)
+{
+    run->comm_before = run->world ? par_sent(run->world, run->rank, NULL) : 0;
+    run->waited_before = run->world ? par_waited_s(run->world, run->rank) : 0;
+}
+
+void run_comm_end(run_loop *run)
+{
+    if (!run->world) return;
+    run->comm_bytes = par_sent(run->world, run->rank, NULL) - run->comm_before;
+    run->comm_ms[run->timed % RUN_TIMED] = 1000 * (par_waited_s(run->world, run->rank) - run->waited_before);
+}
+
 /* Signals reach ranks at different times: all stop, or save, behind the same update, the first that any of them knew of
  * it. */
 static bool run_update_step(run_loop *run, opt_optimizer *opt, td_tensor *any)
@@ -259,7 +272,7 @@ void run_step(run_loop *run, opt_optimizer *opt, td_tensor loss)
 {
     if (!run || run_failed(run)) return;
     if (!run->opt) run->opt = opt;
-    if (run->micro == 0) run->comm_before = run->world ? par_sent(run->world, run->rank, NULL) : 0;
+    if (run->micro == 0) run_comm_begin(run);
     td_tensor part = run_backward(run, loss), any = { 0 };
     bool last = run->micro + 1 == run->accumulate;
     if (!(last ? run_update_step(run, opt, &any) : td_step(run->td))) return;
@@ -273,8 +286,8 @@ void run_step(run_loop *run, opt_optimizer *opt, td_tensor loss)
     if (run_failed(run)) return;
     run->loss_sum = 0;
     run->micro = 0;
+    run_comm_end(run);
     note_time(run);
-    if (run->world) run->comm_bytes = par_sent(run->world, run->rank, NULL) - run->comm_before;
     look_after(run);
     if (!run_profile_go_on(run)) return;
     run->mark = run_now();

@@ -75,6 +75,7 @@ struct run_loop {
     char strategy[64];
     int64_t comm_before;          /* bytes sent when the update began */
     int64_t comm_bytes;           /* of the last update */
+    double waited_before;         /* seconds in collectives, when it began */
 
     int64_t batch, accumulate;
     int64_t steps;                /* updates wanted; 0: not known yet */
@@ -111,6 +112,7 @@ struct run_loop {
     int64_t first_step;           /* of this process */
     double mark;                  /* time at which the update began, less what is no training */
     double step_ms[RUN_TIMED];    /* a ring of the last updates */
+    double comm_ms[RUN_TIMED];    /* of each, in collectives, which nothing overlaps */
     int64_t timed;
     double trained_s;             /* without the first update, which plans */
     int64_t trained_steps;
@@ -172,6 +174,9 @@ data_loader *run_training_loader(run_loop *run, data_set *set);
 bool run_any(run_loop *run, bool flag);
 /* Records the backward of a micro-batch's part in the loss of its update, which is returned: loss / accumulate. */
 td_tensor run_backward(run_loop *run, td_tensor loss);
+/* Around an update: what it sends and how long it waits for other ranks. run_comm_end comes before the update is counted as timed. */
+void run_comm_begin(run_loop *run);
+void run_comm_end(run_loop *run);
 
 /* ---- progress.c */
 void run_progress_open(run_loop *run);
@@ -221,6 +226,7 @@ bool run_summary(run_loop *run, const char *command, bool writes);
 /* The file is there and of this step. */
 bool run_summary_stands(run_loop *run, int64_t step);
 double run_median_ms(const run_loop *run, int64_t *updates); /* of how many */
+double run_median_comm_ms(const run_loop *run);
 void run_put_evaluation(const run_evaluation *e, td_json_writer *w);
 
 /* ---- plot.c */

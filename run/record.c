@@ -225,6 +225,7 @@ bool run_record_step(run_loop *run)
     td_json_put_number(w, "lr", run->lr);
     td_json_put_number(w, "grad_norm", run->grad_norm);
     td_json_put_number(w, "items_per_s", rate);
+    td_json_put_number(w, "exposed_comm_ms", run->comm_ms[(run->timed - 1) % RUN_TIMED]);
     if (run->evaluation.set && run->evaluation.step == step) run_put_evaluation(&run->evaluation, w);
     return end_line(run) && run_events_step(run, rate);
 }

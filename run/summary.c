@@ -11,15 +11,25 @@ static int by_size(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-double run_median_ms(const run_loop *run, int64_t *updates)
+/* Of the updates that a ring holds. */
+static double median(const double *ring, int64_t n)
 {
     double sorted[RUN_TIMED];
-    int64_t n = *updates = run->timed < RUN_TIMED ? run->timed : RUN_TIMED;
     if (!n) return 0;
-    memcpy(sorted, run->step_ms, (size_t)n * sizeof *sorted);
+    memcpy(sorted, ring, (size_t)n * sizeof *sorted);
     qsort(sorted, (size_t)n, sizeof *sorted, by_size);
     return n % 2 ? sorted[n / 2] : (sorted[n / 2 - 1] + sorted[n / 2]) / 2;
 }
+
+static int64_t timed(const run_loop *run) { return run->timed < RUN_TIMED ? run->timed : RUN_TIMED; }
+
+double run_median_ms(const run_loop *run, int64_t *updates)
+{
+    *updates = timed(run);
+    return median(run->step_ms, *updates);
+}
+
+double run_median_comm_ms(const run_loop *run) { return median(run->comm_ms, timed(run)); }
 
 static void put_run(const run_loop *run, const char *command, td_json_writer *w)
 {
@@ -50,6 +60,14 @@ void run_put_evaluation(const run_evaluation *e, td_json_writer *w)
     td_json_close_object(w);
 }
 
+/* What each rank computes a step, on average: the slowest is whom the others wait for in exposed_comm_ms. */
+static void put_compute(const run_loop *run, td_json_writer *w)
+{
+    td_json_open_array(w, "compute_ms");
+    for (int rank = 0; rank < run->ranks; rank++) td_json_put_number(w, NULL, 1000 * par_computed_s(run->world, rank));
+    td_json_close_array(w);
+}
+
 static void put_cost(const run_loop *run, td_json_writer *w)
 {
     td_report report = td_last_report(run->td);
@@ -64,8 +82,8 @@ static void put_cost(const run_loop *run, td_json_writer *w)
     td_json_put_integer(w, "planned_peak_bytes", report.peak_bytes);
     td_json_put_integer(w, "planned_host_bytes", report.host_bytes);
     td_json_put_integer(w, "comm_bytes_per_step", run->comm_bytes);
-    /* Collectives of one rank cost nothing; what others cost behind computation is not measured. */
-    td_json_put_number(w, "exposed_comm_ms", run->ranks == 1 ? 0 : (double)NAN);
+    td_json_put_number(w, "exposed_comm_ms", run->ranks == 1 ? 0 : run->timed ? run_median_comm_ms(run) : (double)NAN);
+    if (run->ranks > 1) put_compute(run, w);
     td_json_put_integer(w, "plans", report.plans);
 }
 
