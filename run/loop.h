@@ -161,6 +161,20 @@ void run_open_nothing(run_loop *run);
 /* This rank may take longer than others wait for it: files, printing. Calls nest. */
 void run_busy(run_loop *run, bool busy);
 
+/* ---- restart.c: --max-restarts */
+typedef struct run_restarts {
+    char **argv;                  /* to start ranks with */
+    par_cause cause;              /* of their end, and what is said of it */
+    char message[1024], before[1024]; /* and of the end before */
+    int64_t done, most;
+    uint64_t checkpoints;         /* what OUT/checkpoints was when the run began; 0: it was not there */
+    char **own;                   /* argv and --resume; NULL: not yet */
+} run_restarts;
+void run_restarts_begin(const run_loop *run, run_restarts *r, char **argv);
+/* Whether ranks are to start again; says so, and why. */
+bool run_restarts_again(run_loop *run, run_restarts *r);
+void run_restarts_end(run_restarts *r);
+
 /* ---- optimizer.c */
 /* The learning rate of update `step` (from 0). */
 double run_rate(const run_loop *run, int64_t step);

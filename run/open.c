@@ -76,6 +76,8 @@ static const run_flag common_flags[] = {
       .help = "directory for curves, summary, checkpoints, profile" },
     { .name = "resume", .kind = RUN_SWITCH, .standard = "false", .commands = RUN_TRAIN,
       .help = "go on from the last checkpoint in --out" },
+    { .name = "max-restarts", .kind = RUN_WHOLE, .standard = "0", .most = 1e6, .commands = RUN_TRAIN,
+      .help = "times that --ranks start again from the last checkpoint after one died" },
     { .name = "save-every", .kind = RUN_COUNT, .standard = "1000", .most = 1e15, .commands = RUN_TRAIN,
       .help = "updates between checkpoints" },
     { .name = "keep", .kind = RUN_COUNT, .standard = "3", .most = 1e9, .commands = RUN_TRAIN,
@@ -277,6 +279,17 @@ static void check_strategy_flags(run_loop *run)
     if (run->ranks == 1) run_check_effect(run, "reduce-dtype", ranks, "2 or more");
 }
 
+/* Ranks that a launcher of the system started are its to start again. */
+static void check_restarts(run_loop *run)
+{
+    bool given = run_flags_source(&run->flags, "max-restarts") == RUN_GIVEN && run_flags_whole(&run->flags, "max-restarts") > 0;
+    if (given && run->scheduled)
+        run_fail_usage(run, "--max-restarts is for ranks that this program starts: let the launcher start them again, with --resume");
+    else if (given && !*run->out)
+        run_fail_usage(run, "--max-restarts needs --out DIR: ranks start again from its checkpoints");
+    else if (run->ranks == 1) run_check_effect(run, "max-restarts", "ranks", "2 or more");
+}
+
 static void check_settings(run_loop *run)
 {
     const run_flags *f = &run->flags;
@@ -299,6 +312,7 @@ static void check_settings(run_loop *run)
         run_fail_usage(run, "--out is where bench leaves a profile: give --profile N too, or leave --out out");
     if (!run->is_variant && !run_plans_several(run)) check_strategy_flags(run);
     check_schedule_flags(run);
+    if (trains) check_restarts(run);
     if (trains && run->stop_after && !run->eval_every)
         run_fail_usage(run, "--stop-after needs --eval-every N: it counts those evaluations");
     check_batch(run);

@@ -140,11 +140,14 @@ static void check_strategy(run_loop *run)
 
 static void launch(run_loop *run, char **argv)
 {
-    char message[1024] = "";
-    par_world_options options = { .timeout_s = run_flags_number(&run->flags, "timeout") };
+    run_restarts restarts;
+    par_world_options options = { .timeout_s = run_flags_number(&run->flags, "timeout"), .cause = &restarts.cause };
+    run_restarts_begin(run, &restarts, argv);
     fflush(NULL);
-    run->status = par_launch(run->ranks, argv, &options, message, sizeof message);
-    if (*message) fprintf(stderr, "%s: %s\n", run->name, message);
+    do run->status = par_launch(run->ranks, restarts.argv, &options, restarts.message, sizeof restarts.message);
+    while (run_restarts_again(run, &restarts));
+    if (*restarts.message) fprintf(stderr, "%s: %s\n", run->name, restarts.message);
+    run_restarts_end(&restarts);
     run->ended = true;
 }
 
