@@ -52,7 +52,7 @@ bool par_mpi_same_host(const par_mpi *mpi, int a, int b); /* of ranks */
 /* The ranks that the launcher started on this host, as far as can be seen (siblings.c). */
 typedef struct par_siblings {
     bool any_gone;
-    bool speaks;             /* this is the first that is there still */
+    bool speaks;             /* this is the first that is there still, on any host */
     char text[256];          /* " (rank 1 is stopped, rank 2 is gone)"; "": neither, or not known */
 } par_siblings;
 par_siblings par_siblings_look(void);

@@ -85,6 +85,6 @@ par_siblings par_siblings_look(void)
     }
     if (used && used < room) snprintf(s.text + used, room - used, ")");
     while (first < own && first < PAR_MAX_RANKS && state[first] != RUNS) first++;
-    s.speaks = first == own;
+    s.speaks = first == own && (all_here || own == 0); /* a lower one may be on another host */
     return s;
 }
