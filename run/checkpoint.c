@@ -1,10 +1,10 @@
 /* Checkpoints: OUT/checkpoints/step-N holds one safetensors file a rank and manifest.json, which is written last.
  *
  * All of it is written to .step-N beside, synced, then renamed: a crash at any point leaves the previous checkpoint
- * whole and at most a folder that nobody reads. A rank writes the elements it owns; replicated state is written by the
- * first of the ranks that hold it. An entry of a file is a whole state under its own name and shape, or elements
- * [begin, begin + count) of it as NAME@begin of shape (count). The manifest lists every state with its pieces, so that
- * any world reads what any other wrote.
+ * whole and at most a folder that nobody reads. Every rank writes about as much: of what it owns alone all, of what several
+ * ranks hold alike an equal share of the unit. Who writes what follows from the layout alone. An entry of a file is a whole
+ * state under its own name and shape, or elements [begin, begin + count) of it as NAME@begin of shape (count). The manifest
+ * lists every state with its pieces, so that any world reads what any other wrote.
  *
  * A run that begins with weights from elsewhere has step-0, whose manifest says "holds": "weights": parameters, and nothing of
  * a training that was not.
@@ -15,9 +15,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "run/loop.h"
+#include "run/checkpoint.h"
 
-enum { KEY_ROOM = 288 };
+/* ---- What is there */
 
 /* "step-N" -> N; -1: another name. */
 static int64_t step_of(const char *name)
@@ -53,137 +53,118 @@ int64_t run_latest_below(const char *out, int64_t below)
 
 int64_t run_latest(const char *out) { return run_latest_below(out, INT64_MAX); }
 
-/* ---- This rank's file */
+/* ---- Who writes what */
 
-/* The lowest rank of those that hold the same elements of s. */
-static bool writes(const run_loop *run, td_state s)
+/* Where states are stored. */
+typedef struct layout {
+    td_context *td;
+    const td_mesh *mesh;
+    int64_t states;
+    struct { const td_unit *unit; int64_t offset, elements; } *state; /* of each: offset in the unit */
+} layout;
+
+static bool layout_open(layout *l, td_context *td)
 {
-    const td_mesh *mesh = td_context_mesh(run->td);
-    for (uint32_t u = 0; u < td_unit_count(run->td); u++) {
-        const td_unit *unit = td_unit_at(run->td, u);
+    int64_t begin, end;
+    *l = (layout){ .td = td, .mesh = td_context_mesh(td), .states = td_state_count(td) };
+    l->state = td_alloc(td, (size_t)l->states * sizeof *l->state, "checkpoint");
+    if (!l->state || (l->states && !td_state_owned(td_state_at(td, 0), &begin, &end))) return false; /* which lays out */
+    for (uint32_t u = 0; u < td_unit_count(td); u++) {
+        const td_unit *unit = td_unit_at(td, u);
         for (int32_t m = 0; m < unit->member_count; m++) {
-            if (unit->members[m].state != s.id) continue;
-            for (int axis = 0; axis < mesh->axes; axis++)
-                if (unit->place.kind[axis] != TD_SHARDED && mesh->at[axis] != 0) return false;
-            return true;
+            const td_unit_member *member = &unit->members[m];
+            l->state[member->state].unit = unit;
+            l->state[member->state].offset = member->offset;
+            l->state[member->state].elements = member->elements;
         }
     }
-    return false;
-}
-
-/* What a rank writes: entries, their names, and a copy of the elements. */
-typedef struct part {
-    td_safetensors_entry *entries;
-    char (*names)[KEY_ROOM];
-    char *data;
-    int64_t count, room, bytes;
-} part;
-
-static void part_free(td_context *td, part *p)
-{
-    td_free(td, p->entries, (size_t)p->room * sizeof *p->entries, "checkpoint");
-    td_free(td, p->names, (size_t)p->room * sizeof *p->names, "checkpoint");
-    td_free(td, p->data, (size_t)p->bytes, "checkpoint");
-}
-
-/* Calls for state i: the elements this rank writes; false and an error on failure. */
-static bool range_to_write(run_loop *run, int64_t i, int64_t *begin, int64_t *end)
-{
-    td_state s = td_state_at(run->td, i);
-    if (!td_state_owned(s, begin, end)) return false;
-    if (!writes(run, s)) *end = *begin;
     return true;
 }
 
-static bool part_copy(run_loop *run, part *p)
+static void layout_close(layout *l) { td_free(l->td, l->state, (size_t)l->states * sizeof *l->state, "checkpoint"); }
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* The part of a unit that a rank writes: a shard is cut among those that hold it alike, at TD_UNIT_ALIGN, so that small units stay
+ * whole. */
+static void part_of_unit(const td_mesh *mesh, const td_unit *unit, int rank, int64_t *begin, int64_t *end)
 {
-    td_context *td = run->td;
-    int64_t states = td_state_count(td), begin, end, at = 0;
-    for (int64_t i = 0; i < states; i++) {
-        if (!range_to_write(run, i, &begin, &end)) return false;
-        p->bytes += (end - begin) * td_dtype_size(td_state_dtype(td_state_at(td, i)));
+    int64_t at = 0, length = unit->elements, copies = 1, copy = 0;
+    int ranks_along = mesh->world;
+    for (int a = 0; a < mesh->axes; a++) {
+        int size = mesh->size[a];
+        ranks_along /= size;
+        int index = rank / ranks_along % size;
+        if (unit->place.kind[a] == TD_SHARDED) {
+            length /= size;
+            at += index * length;
+        } else {
+            copies *= size;
+            copy = copy * size + index;
+        }
     }
-    p->room = states;
-    p->entries = td_alloc(td, (size_t)states * sizeof *p->entries, "checkpoint");
-    p->names = td_alloc(td, (size_t)states * sizeof *p->names, "checkpoint");
-    p->data = td_alloc(td, (size_t)p->bytes, "checkpoint");
-    if (!p->entries || !p->names || !p->data) return false;
-    for (int64_t i = 0; i < states; i++) {
-        td_state s = td_state_at(td, i);
-        td_shape shape = td_state_shape(s);
-        int64_t elements = td_shape_elements(shape);
-        if (!range_to_write(run, i, &begin, &end)) return false;
-        if (begin == end && (elements || !writes(run, s))) continue;
-        bool whole = end - begin == elements;
-        char *name = p->names[p->count];
-        if (whole) snprintf(name, KEY_ROOM, "%s", td_state_name(s));
-        else snprintf(name, KEY_ROOM, "%s@%lld", td_state_name(s), (long long)begin);
-        int64_t bytes = (end - begin) * td_dtype_size(td_state_dtype(s));
-        if (!td_state_read(s, begin, end - begin, p->data + at)) return false;
-        p->entries[p->count++] = (td_safetensors_entry){ .name = name,
-                                                         .dtype = td_state_dtype(s),
-                                                         .data = p->data + at,
-                                                         .shape = whole ? shape : TD_SHAPE(end - begin),
-                                                         .bytes = bytes };
-        at += bytes;
-    }
-    return true;
+    int64_t share = (length + copies - 1) / copies;
+    share = (share + TD_UNIT_ALIGN - 1) / TD_UNIT_ALIGN * TD_UNIT_ALIGN;
+    *begin = at + least(copy * share, length);
+    *end = at + least((copy + 1) * share, length);
 }
 
-static bool write_part(run_loop *run, const char *dir)
+typedef struct piece {
+    int rank;
+    int64_t begin, count;         /* elements of the state */
+} piece;
+
+/* What a rank writes of state s; false: nothing. One without elements is rank 0's. */
+static bool piece_of(const layout *l, int64_t s, int rank, piece *out)
 {
-    char path[RUN_PATH];
-    part p = { 0 };
-    const char *const metadata[] = { "format", "tandem", "model", run->name, NULL };
-    bool ok = run_path(run->td, path, "%s/rank-%d.safetensors", dir, run->rank) && part_copy(run, &p) &&
-              td_safetensors_write(run->td, path, p.entries, p.count, metadata);
-    part_free(run->td, &p);
-    return ok;
+    int64_t from, to, offset = l->state[s].offset, elements = l->state[s].elements;
+    part_of_unit(l->mesh, l->state[s].unit, rank, &from, &to);
+    int64_t begin = most(from - offset, 0), end = least(to - offset, elements);
+    *out = (piece){ .rank = rank, .begin = elements ? begin : 0, .count = elements ? end - begin : 0 };
+    return elements ? begin < end : rank == 0;
 }
 
-/* ---- The manifest, by rank 0 when all files are there */
-
-static void put_piece(td_json_writer *w, int rank, const char *key, int64_t begin, int64_t count)
+static void piece_key(const layout *l, int64_t s, const piece *p, char key[RUN_KEY])
 {
-    char file[64];
-    snprintf(file, sizeof file, "rank-%d.safetensors", rank);
-    td_json_open_object(w, NULL);
-    td_json_put_string(w, "file", file);
-    td_json_put_string(w, "key", key);
-    td_json_put_integer(w, "begin", begin);
-    td_json_put_integer(w, "count", count);
-    td_json_close_object(w);
+    const char *name = td_state_name(td_state_at(l->td, s));
+    if (p->count == l->state[s].elements) snprintf(key, RUN_KEY, "%s", name);
+    else snprintf(key, RUN_KEY, "%s@%lld", name, (long long)p->begin);
 }
 
-/* The piece of s that `file` holds, if any: begin and count; false: none. */
-static bool piece_in(const td_safetensors *file, td_state s, char key[KEY_ROOM], int64_t *begin, int64_t *count)
+/* ---- The manifest */
+
+static int by_begin(const void *a, const void *b)
 {
-    td_safetensors_entry entry;
-    const char *name = td_state_name(s);
-    size_t length = strlen(name);
-    snprintf(key, KEY_ROOM, "%s", name);
-    *begin = 0;
-    if (td_safetensors_find(file, name, &entry)) {
-        *count = td_shape_elements(entry.shape);
-        return true;
+    const piece *x = a, *y = b;
+    return (x->begin > y->begin) - (x->begin < y->begin);
+}
+
+static void put_pieces(const layout *l, int64_t s, piece *pieces, td_json_writer *w)
+{
+    int count = 0;
+    char text[RUN_KEY];
+    for (int rank = 0; rank < l->mesh->world; rank++) count += piece_of(l, s, rank, &pieces[count]);
+    qsort(pieces, (size_t)count, sizeof *pieces, by_begin);
+    td_json_open_array(w, "pieces");
+    for (const piece *p = pieces; p < pieces + count; p++) {
+        td_json_open_object(w, NULL);
+        snprintf(text, sizeof text, "rank-%d.safetensors", p->rank);
+        td_json_put_string(w, "file", text);
+        piece_key(l, s, p, text);
+        td_json_put_string(w, "key", text);
+        td_json_put_integer(w, "begin", p->begin);
+        td_json_put_integer(w, "count", p->count);
+        td_json_close_object(w);
     }
-    for (int64_t i = 0; i < td_safetensors_count(file); i++) {
-        entry = td_safetensors_at(file, i);
-        if (strncmp(entry.name, name, length) || entry.name[length] != '@') continue;
-        snprintf(key, KEY_ROOM, "%s", entry.name);
-        *begin = strtoll(entry.name + length + 1, NULL, 10);
-        *count = td_shape_elements(entry.shape);
-        return true;
-    }
-    return false;
+    td_json_close_array(w);
 }
 
-static bool put_state(run_loop *run, td_json_writer *w, td_state s, td_safetensors *const *files)
+static void put_state(const layout *l, int64_t index, piece *pieces, td_json_writer *w)
 {
     static const char *const kinds[] = { [TD_PARAMETER] = "parameter", [TD_BUFFER] = "buffer", [TD_MOMENT] = "moment" };
+    td_state s = td_state_at(l->td, index);
     td_shape shape = td_state_shape(s);
-    int64_t held = 0, begin, count;
-    char key[KEY_ROOM];
     td_json_open_object(w, NULL);
     td_json_put_string(w, "name", td_state_name(s));
     td_json_put_string(w, "kind", kinds[td_state_kind_of(s)]);
@@ -191,18 +172,8 @@ static bool put_state(run_loop *run, td_json_writer *w, td_state s, td_safetenso
     td_json_open_array(w, "shape");
     for (int64_t d = 0; d < shape.rank; d++) td_json_put_integer(w, NULL, shape.dim[d]);
     td_json_close_array(w);
-    td_json_open_array(w, "pieces");
-    for (int rank = 0; rank < run->ranks; rank++) {
-        if (!piece_in(files[rank], s, key, &begin, &count)) continue;
-        put_piece(w, rank, key, begin, count);
-        held += count;
-    }
-    td_json_close_array(w);
+    put_pieces(l, index, pieces, w);
     td_json_close_object(w);
-    if (held == td_shape_elements(shape)) return true;
-    td_fail(run->td, TD_ERROR_DATA, "checkpoint: the ranks wrote %lld of the %lld elements of '%s'", (long long)held,
-            (long long)td_shape_elements(shape), td_state_name(s));
-    return false;
 }
 
 /* How far the training of these weights has come. */
@@ -237,106 +208,181 @@ static void put_header(run_loop *run, td_json_writer *w)
     else td_json_put_string(w, "holds", "weights");
 }
 
-static bool put_manifest(run_loop *run, const char *dir, td_safetensors **files)
+static bool put_manifest(run_loop *run, const layout *l, td_json_writer *w)
+{
+    size_t bytes = (size_t)run->ranks * sizeof(piece);
+    piece *pieces = td_alloc(run->td, bytes, "checkpoint");
+    if (!pieces) return false;
+    td_json_open_object(w, NULL);
+    put_header(run, w);
+    td_json_open_array(w, "states");
+    for (int64_t i = 0; i < l->states; i++) put_state(l, i, pieces, w);
+    td_json_close_array(w);
+    td_json_close_object(w);
+    td_free(run->td, pieces, bytes, "checkpoint");
+    return td_json_text(w) != NULL;
+}
+
+/* ---- Taking it */
+
+bool run_snapshot_begin(run_loop *run, run_snapshot *s)
+{
+    layout l;
+    int64_t step = td_updates(run->td);
+    *s = (run_snapshot){ .td = run->td, .step = step, .rank = run->rank, .ranks = run->ranks, .keep = run->keep,
+                         .best = run->keep_best ? run->best.step : -1 };
+    snprintf(s->model, sizeof s->model, "%s", run->name);
+    snprintf(s->out, sizeof s->out, "%s", run->out);
+    if (!run_path(run->td, s->partial, "%s/checkpoints/.step-%lld", run->out, (long long)step) ||
+        !run_path(run->td, s->final, "%s/checkpoints/step-%lld", run->out, (long long)step))
+        return false;
+    if (run->rank != 0) return true;
+    s->manifest = td_json_begin(run->td);
+    bool ok = layout_open(&l, run->td) && put_manifest(run, &l, &s->manifest);
+    layout_close(&l);
+    return ok;
+}
+
+static int64_t bytes_of(const layout *l, int64_t s, const piece *p) { return p->count * td_dtype_size(td_state_dtype(td_state_at(l->td, s))); }
+
+static bool copy_piece(const layout *l, int64_t i, const piece *p, run_snapshot *s, char *to)
+{
+    td_state state = td_state_at(l->td, i);
+    bool whole = p->count == l->state[i].elements;
+    piece_key(l, i, p, s->names[s->count]);
+    s->entries[s->count] = (td_safetensors_entry){ .name = s->names[s->count],
+                                                   .dtype = td_state_dtype(state),
+                                                   .data = to,
+                                                   .shape = whole ? td_state_shape(state) : TD_SHAPE(p->count),
+                                                   .bytes = bytes_of(l, i, p) };
+    s->count++;
+    return td_state_read(state, p->begin, p->count, to);
+}
+
+static bool copy_all(const layout *l, run_snapshot *s)
+{
+    piece p;
+    int64_t at = 0;
+    for (int64_t i = 0; i < l->states; i++)
+        if (piece_of(l, i, s->rank, &p)) s->room++, s->bytes += bytes_of(l, i, &p);
+    s->entries = td_alloc(l->td, (size_t)s->room * sizeof *s->entries, "checkpoint");
+    s->names = td_alloc(l->td, (size_t)s->room * sizeof *s->names, "checkpoint");
+    s->data = td_alloc(l->td, (size_t)s->bytes, "checkpoint");
+    if (!s->entries || !s->names || !s->data) return false;
+    for (int64_t i = 0; i < l->states; i++) {
+        if (!piece_of(l, i, s->rank, &p)) continue;
+        if (!copy_piece(l, i, &p, s, s->data + at)) return false;
+        at += bytes_of(l, i, &p);
+    }
+    return true;
+}
+
+bool run_snapshot_copy(run_loop *run, run_snapshot *s)
+{
+    layout l;
+    bool ok = layout_open(&l, run->td) && copy_all(&l, s);
+    layout_close(&l);
+    return ok;
+}
+
+void run_snapshot_free(run_snapshot *s)
+{
+    if (!s->td) return;
+    td_free(s->td, s->entries, (size_t)s->room * sizeof *s->entries, "checkpoint");
+    td_free(s->td, s->names, (size_t)s->room * sizeof *s->names, "checkpoint");
+    td_free(s->td, s->data, (size_t)s->bytes, "checkpoint");
+    if (s->manifest.td) td_json_end(&s->manifest);
+    *s = (run_snapshot){ 0 };
+}
+
+/* ---- Writing it */
+
+bool run_snapshot_file(td_context *td, const run_snapshot *s, int rank, char path[RUN_PATH])
+{
+    return run_path(td, path, "%s/rank-%d.safetensors", s->partial, rank);
+}
+
+bool run_snapshot_write(td_context *td, const run_snapshot *s)
 {
     char path[RUN_PATH];
-    for (int rank = 0; rank < run->ranks; rank++) {
-        if (!run_path(run->td, path, "%s/rank-%d.safetensors", dir, rank)) return false;
-        files[rank] = td_safetensors_open(run->td, path);
-        if (!files[rank]) return false;
-    }
-    td_json_writer w = td_json_begin(run->td);
-    td_json_open_object(&w, NULL);
-    put_header(run, &w);
-    td_json_open_array(&w, "states");
-    bool ok = true;
-    for (int64_t i = 0; ok && i < td_state_count(run->td); i++) ok = put_state(run, &w, td_state_at(run->td, i), files);
-    td_json_close_array(&w);
-    td_json_close_object(&w);
-    const char *text = td_json_text(&w);
-    ok = ok && text && run_path(run->td, path, "%s/manifest.json", dir) &&
-         run_write_file(run->td, path, text, strlen(text));
-    td_json_end(&w);
-    return ok;
+    const char *const metadata[] = { "format", "tandem", "model", s->model, NULL };
+    return run_make_directory(td, s->partial) && run_snapshot_file(td, s, s->rank, path) &&
+           td_safetensors_write(td, path, s->entries, s->count, metadata);
 }
-
-static bool write_manifest(run_loop *run, const char *dir)
-{
-    size_t bytes = (size_t)run->ranks * sizeof(td_safetensors *);
-    td_safetensors **files = td_alloc(run->td, bytes, "checkpoint");
-    if (!files) return false;
-    memset(files, 0, bytes);
-    bool ok = put_manifest(run, dir, files);
-    for (int rank = 0; rank < run->ranks; rank++)
-        if (files[rank]) td_safetensors_close(files[rank]);
-    td_free(run->td, files, bytes, "checkpoint");
-    return ok;
-}
-
-/* ---- Putting it in place */
 
 /* A folder left by a crash may hold files of ranks that are no more. */
-static bool remove_strangers(run_loop *run, const char *dir)
+static bool remove_strangers(td_context *td, const run_snapshot *s)
 {
-    DIR *entries = opendir(dir);
+    DIR *entries = opendir(s->partial);
     if (!entries) return true;
     bool ok = true;
     for (struct dirent *entry; ok && (entry = readdir(entries));) {
         int rank, size = 0;
         bool ours = sscanf(entry->d_name, "rank-%d.safetensors%n", &rank, &size) == 1 && !entry->d_name[size] &&
-                    rank < run->ranks;
+                    rank < s->ranks;
         char path[RUN_PATH];
         if (ours || entry->d_name[0] == '.') continue;
-        ok = run_path(run->td, path, "%s/%s", dir, entry->d_name);
+        ok = run_path(td, path, "%s/%s", s->partial, entry->d_name);
         if (ok) unlink(path);
     }
     closedir(entries);
     return ok;
 }
 
-static bool put_in_place(run_loop *run, const char *partial, const char *final)
+static bool write_manifest(td_context *td, const run_snapshot *s, const char *dir)
+{
+    char path[RUN_PATH];
+    return run_path(td, path, "%s/manifest.json", dir) && run_write_file(td, path, s->manifest.text, s->manifest.bytes);
+}
+
+static bool put_in_place(td_context *td, const run_snapshot *s)
 {
     char parent[RUN_PATH];
-    return run_path(run->td, parent, "%s/checkpoints", run->out) && run_sync_directory(run->td, partial) &&
-           run_remove_tree(run->td, final) && run_rename(run->td, partial, final) &&
-           run_sync_directory(run->td, parent);
+    return run_path(td, parent, "%s/checkpoints", s->out) && run_sync_directory(td, s->partial) &&
+           run_remove_tree(td, s->final) && run_rename(td, s->partial, s->final) && run_sync_directory(td, parent);
 }
 
 /* Older checkpoints than those that are kept. The newest one's manifest says which is the best. */
-static bool prune_old(run_loop *run, int64_t newest)
+static bool prune_old(td_context *td, const run_snapshot *s)
 {
-    int64_t step = newest;
-    for (int64_t kept = 1; kept < run->keep && step >= 0; kept++) step = run_latest_below(run->out, step);
-    while (step >= 0 && (step = run_latest_below(run->out, step)) >= 0) {
+    int64_t step = s->step;
+    for (int64_t kept = 1; kept < s->keep && step >= 0; kept++) step = run_latest_below(s->out, step);
+    while (step >= 0 && (step = run_latest_below(s->out, step)) >= 0) {
         char path[RUN_PATH];
-        if (run->keep_best && step == run->best.step) continue;
-        if (!run_path(run->td, path, "%s/checkpoints/step-%lld", run->out, (long long)step)) return false;
-        if (!run_remove_tree(run->td, path)) return false;
+        if (step == s->best) continue;
+        if (!run_path(td, path, "%s/checkpoints/step-%lld", s->out, (long long)step)) return false;
+        if (!run_remove_tree(td, path)) return false;
     }
     return true;
 }
 
-/* What crashes left: no rank writes a checkpoint now. */
-static bool prune_partial(run_loop *run)
+bool run_prune_partial(td_context *td, const char *out)
 {
     char path[RUN_PATH];
-    if (!run_path(run->td, path, "%s/checkpoints", run->out)) return false;
+    if (!run_path(td, path, "%s/checkpoints", out)) return false;
     DIR *entries = opendir(path);
     bool ok = true;
     for (struct dirent *entry; ok && entries && (entry = readdir(entries));) {
         if (entry->d_name[0] != '.' || step_of(entry->d_name + 1) < 0) continue;
-        ok = run_path(run->td, path, "%s/checkpoints/%s", run->out, entry->d_name) && run_remove_tree(run->td, path);
+        ok = run_path(td, path, "%s/checkpoints/%s", out, entry->d_name) && run_remove_tree(td, path);
     }
     if (entries) closedir(entries);
     return ok;
 }
 
-/* By rank 0, when all files are there. */
-bool run_complete(run_loop *run, int64_t step, const char *partial, const char *final)
+bool run_snapshot_complete(td_context *td, const run_snapshot *s)
 {
+    return remove_strangers(td, s) && write_manifest(td, s, s->partial) && put_in_place(td, s) && prune_old(td, s);
+}
+
+bool run_save_again(run_loop *run)
+{
+    run_snapshot s = { 0 };
+    bool there = *run->out && run->saved_step == td_updates(run->td);
+    if (run_failed(run) || !there || run->rank != 0) return !run_failed(run);
     run_busy(run, true);
-    bool ok = remove_strangers(run, partial) && write_manifest(run, partial) && put_in_place(run, partial, final) &&
-              prune_old(run, step) && prune_partial(run);
+    bool ok = run_snapshot_begin(run, &s) && write_manifest(run->td, &s, s.final);
+    run_snapshot_free(&s);
     run_busy(run, false);
     return ok;
 }
@@ -346,33 +392,19 @@ bool run_save(run_loop *run)
     int64_t step = td_updates(run->td);
     if (!*run->out || run_failed(run)) return !run_failed(run);
     if (run->saved_step == step) return true;
-    char partial[RUN_PATH], final[RUN_PATH];
+    run_snapshot s = { 0 };
     run_busy(run, true);
-    bool ok = run_path(run->td, partial, "%s/checkpoints/.step-%lld", run->out, (long long)step) &&
-              run_path(run->td, final, "%s/checkpoints/step-%lld", run->out, (long long)step) &&
-              run_make_directory(run->td, partial) && write_part(run, partial);
+    bool ok = run_snapshot_begin(run, &s) && run_snapshot_copy(run, &s) && run_snapshot_write(run->td, &s);
     run_busy(run, false);
     if (ok && run->ranks > 1) {
         run_any(run, false); /* all files are there */
         ok = !run_failed(run);
     }
-    if (ok && run->rank == 0) ok = run_complete(run, step, partial, final);
-    if (!ok) {
-        if (run->ranks == 1) run_remove_tree(run->td, partial); /* others may be writing in it still: the next save removes it */
-        return false;
-    }
-    run->saved_step = step;
-    return true;
-}
-
-bool run_save_again(run_loop *run)
-{
-    char final[RUN_PATH];
-    bool there = *run->out && run->saved_step == td_updates(run->td);
-    if (run_failed(run) || !there || run->rank != 0) return !run_failed(run);
     run_busy(run, true);
-    bool ok = run_path(run->td, final, "%s/checkpoints/step-%lld", run->out, (long long)run->saved_step) &&
-              write_manifest(run, final);
+    if (ok && run->rank == 0) ok = run_snapshot_complete(run->td, &s);
     run_busy(run, false);
+    if (ok) run->saved_step = step;
+    else if (run->ranks == 1) run_remove_tree(run->td, s.partial); /* others may be writing in it still: the next save removes it */
+    run_snapshot_free(&s);
     return ok;
 }

@@ -278,8 +278,8 @@ bool run_path(td_context *td, char path[RUN_PATH], const char *format, ...) TD_P
 
 /* ---- checkpoint.c, restore.c: OUT/checkpoints/step-N */
 bool run_save(run_loop *run);
-/* By rank 0, when the files of all ranks are in `partial`: adds the manifest and makes it `final`. */
-bool run_complete(run_loop *run, int64_t step, const char *partial, const char *final);
+/* By rank 0, before any rank saves: removes what crashes left. */
+bool run_prune_partial(td_context *td, const char *out);
 /* Writes the manifest of the checkpoint that run_save made of this step again, where what it says has changed since. */
 bool run_save_again(run_loop *run);
 /* The highest step with a manifest; -1: none. */

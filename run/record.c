@@ -161,6 +161,7 @@ static bool open_files(run_loop *run)
     bool resumed = run_flags_on(&run->flags, "resume");
     if (!run_path(run->td, path, "%s/metrics.jsonl", run->out)) return false;
     if (resumed ? !cut_lines(run, path, run->first_step) : !move_aside(run)) return false;
+    if (!run_prune_partial(run->td, run->out)) return false;
     if (!run_record_config(run) || (!resumed && !record_model(run))) return false;
     run->metrics = fopen(path, "a");
     if (!run->metrics) td_fail(run->td, TD_ERROR_DATA, "cannot write %s: %s", path, strerror(errno));

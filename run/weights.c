@@ -1,7 +1,7 @@
 /* A run that begins with weights from elsewhere: checkpoint 0, written a tensor at a time. */
 #include <string.h>
 
-#include "run/loop.h"
+#include "run/checkpoint.h"
 
 bool run_begin(run_loop *run)
 {
@@ -48,15 +48,15 @@ static bool write_weights(run_loop *run, const char *dir, run_weights_get get, v
 
 bool run_save_weights(run_loop *run, run_weights_get get, void *user)
 {
-    char partial[RUN_PATH], final[RUN_PATH];
+    run_snapshot s = { 0 };
     if (!run || run_failed(run)) return false;
-    bool ok = run_path(run->td, partial, "%s/checkpoints/.step-0", run->out) &&
-              run_path(run->td, final, "%s/checkpoints/step-0", run->out) && run_make_directory(run->td, partial);
-    if (!ok) return false;
-    ok = write_weights(run, partial, get, user) && run_complete(run, 0, partial, final) && run_record_config(run);
-    if (!ok) {
-        run_remove_tree(run->td, partial);
-        run_remove_tree(run->td, final);
+    bool named = run_snapshot_begin(run, &s);
+    bool ok = named && run_make_directory(run->td, s.partial) && write_weights(run, s.partial, get, user) &&
+              run_snapshot_complete(run->td, &s) && run_record_config(run);
+    if (named && !ok) {
+        run_remove_tree(run->td, s.partial);
+        run_remove_tree(run->td, s.final);
     }
+    run_snapshot_free(&s);
     return ok;
 }
