@@ -46,12 +46,12 @@ static bool restore_fail(run_loop *run, const run_restore *r, const char *format
     return false;
 }
 
-/* "; remove it and step-8 is taken", where there is an older checkpoint; else "". */
+/* "; remove it and step-8 is taken", where there is an older checkpoint. */
 static void way_on(const run_loop *run, const run_restore *r, char *to, size_t room)
 {
     int64_t older = run_latest_below(run->out, r->folder);
-    to[0] = 0;
     if (older >= 0) snprintf(to, room, "; remove %.300s and step-%lld is taken", r->dir, (long long)older);
+    else snprintf(to, room, "; there is no older checkpoint: train without --resume to begin anew");
 }
 
 /* The checkpoint is damaged. */
