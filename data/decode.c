@@ -1,9 +1,9 @@
 /* The loader's threads: each takes the next micro-batch in order, decodes it into its slot and marks it ready. What a
  * slot holds depends on its place alone, so the order is the same for any number of threads. */
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "core/thread.h"
 #include "data/internal.h"
 
 static void *column_row(const data_loader *l, const loader_column *column, int64_t slot, int64_t row)
@@ -116,20 +116,13 @@ static void *work(void *argument)
 
 bool data_start_threads(data_loader *l)
 {
-    /* Signals are for the program's own threads: none but a thread's own faults is delivered here. */
-    sigset_t most, before;
-    sigfillset(&most);
-    const int faults[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL };
-    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) sigdelset(&most, faults[i]);
-    pthread_sigmask(SIG_SETMASK, &most, &before);
     int status = 0;
     for (int i = 0; i < l->options.threads && status == 0; i++) {
         loader_worker *worker = &l->worker[i];
         *worker = (loader_worker){ .loader = l, .scratch = l->scratch + i * l->scratch_bytes };
-        status = pthread_create(&worker->thread, NULL, work, worker);
+        status = td_thread_start(&worker->thread, work, worker);
         if (status == 0) l->workers++;
     }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (status == 0) return true;
     td_fail(l->td, TD_ERROR_MEMORY, "data_loader: thread %d of %d cannot be started: %s", l->workers + 1,
             l->options.threads, strerror(status));

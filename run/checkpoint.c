@@ -329,7 +329,7 @@ static bool remove_strangers(td_context *td, const run_snapshot *s)
     return ok;
 }
 
-static bool write_manifest(td_context *td, const run_snapshot *s, const char *dir)
+bool run_snapshot_manifest(td_context *td, const run_snapshot *s, const char *dir)
 {
     char path[RUN_PATH];
     return run_path(td, path, "%s/manifest.json", dir) && run_write_file(td, path, s->manifest.text, s->manifest.bytes);
@@ -372,39 +372,5 @@ bool run_prune_partial(td_context *td, const char *out)
 
 bool run_snapshot_complete(td_context *td, const run_snapshot *s)
 {
-    return remove_strangers(td, s) && write_manifest(td, s, s->partial) && put_in_place(td, s) && prune_old(td, s);
-}
-
-bool run_save_again(run_loop *run)
-{
-    run_snapshot s = { 0 };
-    bool there = *run->out && run->saved_step == td_updates(run->td);
-    if (run_failed(run) || !there || run->rank != 0) return !run_failed(run);
-    run_busy(run, true);
-    bool ok = run_snapshot_begin(run, &s) && write_manifest(run->td, &s, s.final);
-    run_snapshot_free(&s);
-    run_busy(run, false);
-    return ok;
-}
-
-bool run_save(run_loop *run)
-{
-    int64_t step = td_updates(run->td);
-    if (!*run->out || run_failed(run)) return !run_failed(run);
-    if (run->saved_step == step) return true;
-    run_snapshot s = { 0 };
-    run_busy(run, true);
-    bool ok = run_snapshot_begin(run, &s) && run_snapshot_copy(run, &s) && run_snapshot_write(run->td, &s);
-    run_busy(run, false);
-    if (ok && run->ranks > 1) {
-        run_any(run, false); /* all files are there */
-        ok = !run_failed(run);
-    }
-    run_busy(run, true);
-    if (ok && run->rank == 0) ok = run_snapshot_complete(run->td, &s);
-    run_busy(run, false);
-    if (ok) run->saved_step = step;
-    else if (run->ranks == 1) run_remove_tree(run->td, s.partial); /* others may be writing in it still: the next save removes it */
-    run_snapshot_free(&s);
-    return ok;
+    return remove_strangers(td, s) && run_snapshot_manifest(td, s, s->partial) && put_in_place(td, s) && prune_old(td, s);
 }

@@ -36,6 +36,8 @@ void run_snapshot_free(run_snapshot *s);
 bool run_snapshot_file(td_context *td, const run_snapshot *s, int rank, char path[RUN_PATH]);
 /* This rank's file: whole and synced once it has its name. */
 bool run_snapshot_write(td_context *td, const run_snapshot *s);
+/* Writes the manifest to the folder. */
+bool run_snapshot_manifest(td_context *td, const run_snapshot *s, const char *dir);
 /* By rank 0, when the files of all ranks are there: the manifest is written, the folder gets its final name, and then older
  * checkpoints than those that are kept go. */
 bool run_snapshot_complete(td_context *td, const run_snapshot *s);

@@ -217,6 +217,7 @@ static bool check_numbers(run_loop *run)
     if (isfinite(run->loss) && !norm_bad) return true;
     double number = isfinite(run->loss) ? run->grad_norm : run->loss;
     char kept[RUN_PATH + 64] = "";
+    if (!run_save_wait(run)) return false;
     if (run->saved_step >= 0)
         snprintf(kept, sizeof kept, "; the last checkpoint saved is %.900s/checkpoints/step-%lld", run->out,
                  (long long)run->saved_step);
@@ -231,13 +232,6 @@ static bool check_numbers(run_loop *run)
 }
 
 static bool is_due(int64_t step, int64_t every) { return every && step % every == 0; }
-
-static void say_saved(run_loop *run, int64_t step)
-{
-    if (*run->out)
-        run_say(run, "saved on a signal: %s/checkpoints/step-%lld", run->out, (long long)step);
-    else run_say(run, "a signal asked for a checkpoint, but nothing is saved without --out");
-}
 
 /* No rank may save before the first one has moved another run's files aside. */
 static bool open_record(run_loop *run)
@@ -255,7 +249,7 @@ static void look_after(run_loop *run)
     bool evaluates = run->evaluation.set && (step >= run->steps || is_due(step, run->eval_every));
     bool logs = first || last || evaluates || is_due(step, run->log_every);
     if (step == 1) run->first_loss = run->loss;
-    if (!check_numbers(run)) return;
+    if (!run_save_check(run) || !check_numbers(run)) return;
     run_progress_draw(run, last);
     if (last) run_progress_end(run);
     if (first && !open_record(run)) return;
@@ -265,7 +259,7 @@ static void look_after(run_loop *run)
     if (logs && !run_record_step(run)) return;
     bool best = run->keep_best && run->best.step == step;
     if (last || best || run->saving || run->stopped_early || is_due(step, run->save_every)) run_save(run);
-    if (run->saving && !run_failed(run)) say_saved(run, step);
+    if (run->saving && !run_failed(run)) run_say_saved(run, step);
 }
 
 void run_step(run_loop *run, opt_optimizer *opt, td_tensor loss)
@@ -319,6 +313,7 @@ static void finish(run_loop *run)
     td_profile_end(run->td); /* what follows is no training */
     if (!run->started || (trained && !run_save(run))) return;
     if (!stopped && run->evaluation.step != step) run_evaluate(run);
+    if (!run_save_wait(run)) return;
     run_record_close(run);
     if (!run_profile_report(run)) return; /* stopped amid one: what there is of it */
     if (stopped) say_stopped(run, step);
@@ -384,7 +379,8 @@ int run_close(run_loop *run)
     if (run_failed(run) && !run->ended) {
         run_record_close(run);
         run_progress_end(run);
-        print_error(run);
+        print_error(run); /* others need not wait for what follows */
+        run_save_wait(run);
         bool usage = !run->started && td_error(run->td) == TD_ERROR_USAGE;
         status = run->refused ? run->refused : usage ? 2 : 1;
     }

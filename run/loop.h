@@ -56,6 +56,7 @@ typedef struct run_profile {
     td_machine machine;
 } run_profile;
 
+typedef struct run_saver run_saver;     /* a checkpoint that is being written */
 typedef struct run_restore run_restore; /* a checkpoint opened for reading */
 
 struct run_loop {
@@ -106,6 +107,8 @@ struct run_loop {
     int64_t micro;                /* micro-batches of the update in progress */
     double loss_sum;              /* over them, of losses / accumulate */
     int64_t saved_step;           /* of the last checkpoint written or read; -1: none */
+    run_saver *saver;             /* of the one being written; NULL: none is */
+    bool said_waits;              /* that updates wait for the disk */
 
     double loss, first_loss;      /* of the last update, of the first one; NaN: none */
     double grad_norm, lr;
@@ -276,11 +279,18 @@ bool run_remove_tree(td_context *td, const char *path);          /* nothing ther
 /* path = format, or an error that it is too long. */
 bool run_path(td_context *td, char path[RUN_PATH], const char *format, ...) TD_PRINTF(3, 4);
 
-/* ---- checkpoint.c, restore.c: OUT/checkpoints/step-N */
+/* ---- checkpoint.c, save.c, restore.c: OUT/checkpoints/step-N */
+/* Begins to save the state as it is, once the save before it stands, and lets training go on. Nothing where it is saved or being
+ * saved already, or without OUT. */
 bool run_save(run_loop *run);
+/* The save in progress: takes note of it if it is done; waits until it is. false: the run has failed, perhaps for it. */
+bool run_save_check(run_loop *run);
+bool run_save_wait(run_loop *run);
+/* A signal asked for the save of this step: says so once it stands. */
+void run_say_saved(run_loop *run, int64_t step);
 /* By rank 0, before any rank saves: removes what crashes left. */
 bool run_prune_partial(td_context *td, const char *out);
-/* Writes the manifest of the checkpoint that run_save made of this step again, where what it says has changed since. */
+/* Where run_save was asked to save this step: writes its manifest again, as what it says has changed since. */
 bool run_save_again(run_loop *run);
 /* The highest step with a manifest; -1: none. */
 int64_t run_latest(const char *out);

@@ -26,8 +26,7 @@ static void make_table(void)
     ck_assert_int_eq(fclose(to), 0);
 }
 
-#define UNITS "--bucket-bytes 3000 --unit-elements 500 --whole-elements 30 "
-#define MLP "$MLP train --data table.csv --classes 5 --batch 36 --dropout 0.2 --dtype f64 --threads 1 --log-every 1 "
+#define TABLE "--data table.csv --classes 5 --batch 36 --dropout 0.2 --dtype f64 --threads 1 --log-every 1 "
 
 static double file_bytes(const char *format, ...) TD_PRINTF(1, 2);
 static double file_bytes(const char *format, ...)
@@ -51,12 +50,12 @@ START_TEST(test_every_rank_writes_its_share)
         { "ddp", 4 }, { "zero1", 3 }, { "zero2", 2 }, { "zero3 --whole-elements 200", 4 }, { "fsdp", 3 }, { "hsdp:2x2", 4 }, { "hsdp:1x3", 3 },
     };
     make_table();
-    ck_assert_sh(0, "rm -rf one; " MLP "--hidden 128,131 --steps 2 --out one");
+    ck_assert_sh(0, "rm -rf one; " "$MLP train " TABLE "--hidden 128,131 --steps 2 --out one");
     double whole = file_bytes("one/checkpoints/step-2/rank-0.safetensors");
     for (size_t w = 0; w < sizeof worlds / sizeof *worlds; w++) {
         int ranks = worlds[w].ranks;
         double all = 0;
-        ck_assert_sh(0, "rm -rf share; " MLP "--hidden 128,131 --steps 2 --out share --ranks %d --strategy %s", ranks, worlds[w].strategy);
+        ck_assert_sh(0, "rm -rf share; " "$MLP train " TABLE "--hidden 128,131 --steps 2 --out share --ranks %d --strategy %s", ranks, worlds[w].strategy);
         for (int rank = 0; rank < ranks; rank++) {
             double bytes = file_bytes("share/checkpoints/step-2/rank-%d.safetensors", rank);
             ck_assert_msg(bytes < 1.05 * whole / ranks, "%s: rank %d of %d writes %.0f bytes of %.0f", worlds[w].strategy, rank, ranks, bytes,
@@ -68,4 +67,267 @@ START_TEST(test_every_rank_writes_its_share)
 }
 END_TEST
 
-TESTS("checkpoint", test_every_rank_writes_its_share)
+/* ---- Any world to any other ------------------------------------------------------------------------------- */
+
+enum { SAVED = 3, ENDS = 5 };     /* updates before and after; an epoch ends behind the fourth */
+
+static const struct { const char *strategy; int ranks; } worlds[] = {
+    { "single", 1 },   { "ddp", 2 },      { "ddp", 3 },      { "ddp", 4 },      { "zero1", 2 },    { "zero1", 3 },    { "zero1", 4 },
+    { "zero2", 2 },    { "zero2", 3 },    { "zero2", 4 },    { "zero3", 2 },    { "zero3", 3 },    { "zero3", 4 },    { "fsdp", 2 },
+    { "fsdp", 3 },     { "fsdp", 4 },     { "hsdp:2x2", 4 }, { "hsdp:1x2", 2 }, { "hsdp:3x1", 3 },
+};
+enum { WORLDS = sizeof worlds / sizeof *worlds };
+
+/* "--ranks 4 --strategy zero3 ..." with units small enough that there are several. */
+static const char *world_flags(int w)
+{
+    static char text[160];
+    const char *strategy = worlds[w].strategy, *units = "";
+    if (!strcmp(strategy, "ddp") || !strcmp(strategy, "zero1") || !strcmp(strategy, "zero2")) units = "--bucket-bytes 3000";
+    if (!strcmp(strategy, "zero3")) units = "--unit-elements 500 --whole-elements 30";
+    snprintf(text, sizeof text, "--ranks %d --strategy %s %s", worlds[w].ranks, strategy, units);
+    return text;
+}
+
+/* Losses of updates 1 to `count` in OUT/metrics.jsonl, and what the last evaluation found, of the averages. */
+typedef struct curve {
+    double loss[16], evaluation;
+} curve;
+
+static curve read_curve(const char *out, int count)
+{
+    char path[256], line[1024];
+    curve c = { .evaluation = (double)NAN };
+    td_context *td = open_cpu(TD_F32);
+    snprintf(path, sizeof path, SHELL_FOLDER "/%s/metrics.jsonl", out);
+    FILE *from = fopen(path, "r");
+    ck_assert_msg(from != NULL, "%s: %s", path, strerror(errno));
+    int read = 0;
+    for (; fgets(line, sizeof line, from) && read < 16; read++) {
+        td_json_document *document = td_json_parse(td, line, strlen(line), path);
+        ck_assert_no_error(td);
+        const td_json *root = td_json_root(document);
+        ck_assert_int_eq(td_json_get_whole(root, "step", -1), read + 1);
+        c.loss[read] = td_json_get_number(root, "loss", (double)NAN);
+        c.evaluation = td_json_get_number(td_json_get(root, "eval"), "loss", (double)NAN);
+        td_json_close(document);
+    }
+    fclose(from);
+    td_close(td);
+    ck_assert_msg(read == count, "%s has %d lines, not %d", path, read, count);
+    return c;
+}
+
+static void assert_same_curve(const curve *got, const curve *want, int count, const char *who)
+{
+    for (int i = 0; i < count; i++)
+        ck_assert_msg(fabs(got->loss[i] - want->loss[i]) <= 1e-10 * want->loss[i], "%s: loss %d is %.17g, not %.17g", who, i + 1, got->loss[i],
+                      want->loss[i]);
+    ck_assert_msg(fabs(got->evaluation - want->evaluation) <= 1e-10 * want->evaluation, "%s: evaluated to %.17g, not %.17g", who,
+                  got->evaluation, want->evaluation);
+}
+
+/* By default one in `every` saved worlds, each loaded into one other. */
+static bool is_saved(int from, int every) { return check_all() || from % every == 0; }
+static bool is_loaded(int from, int to) { return check_all() || to == (from * 7 + 3) % WORLDS; }
+
+/* program: "$MLP"; flags: of its training. */
+static void check_worlds(const char *program, const char *flags, int every)
+{
+    ck_assert_sh(0, "rm -rf whole; %s train %s --steps %d --schedule-steps 9 --out whole", program, flags, ENDS);
+    curve whole = read_curve("whole", ENDS);
+    for (int from = 0; from < WORLDS; from++) {
+        if (!is_saved(from, every)) continue;
+        ck_assert_sh(0, "rm -rf saved; %s train %s --steps %d --schedule-steps 9 --out saved %s", program, flags, SAVED,
+                     world_flags(from));
+        for (int to = 0; to < WORLDS; to++) {
+            if (!is_loaded(from, to)) continue;
+            char who[160];
+            snprintf(who, sizeof who, "%s on %d ranks to %s on %d", worlds[from].strategy, worlds[from].ranks, worlds[to].strategy,
+                     worlds[to].ranks);
+            ck_assert_sh(0, "rm -rf loaded; cp -r saved loaded; %s train --resume --out loaded --steps %d %s", program, ENDS, world_flags(to));
+            curve loaded = read_curve("loaded", ENDS);
+            assert_same_curve(&loaded, &whole, ENDS, who);
+        }
+    }
+}
+
+#define SCHEDULED "--schedule cosine --warmup 2 --ema 0.7 --lr 0.01 --clip 1 "
+
+START_TEST(test_mlp_goes_on_in_any_world)
+{
+    make_table();
+    check_worlds("$MLP", TABLE "--hidden 37,23 " SCHEDULED, 2);
+}
+END_TEST
+
+/* 67 characters. */
+static void make_text(void)
+{
+    mkdir(SHELL_FOLDER, 0777);
+    FILE *to = fopen(SHELL_FOLDER "/text.txt", "w");
+    ck_assert_ptr_nonnull(to);
+    for (int i = 0; i < 67 * 40; i++) fputc('!' + i * (i % 11 + 1) % 67, to);
+    for (int i = 0; i < 67; i++) fputc('!' + i, to);
+    ck_assert_int_eq(fclose(to), 0);
+}
+
+START_TEST(test_gpt_goes_on_in_any_world)
+{
+    make_text();
+    check_worlds("$GPT", "--data text.txt --layers 2 --heads 3 --width 21 --context 7 --dropout 0.1 --batch 36 --dtype f64 --threads 1 "
+                         "--log-every 1 " SCHEDULED, 5);
+    ck_assert_sh(0, "grep -c '\"shape\":.67,21.' loaded/checkpoints/step-5/manifest.json");
+}
+END_TEST
+
+/* ---- While it trains -------------------------------------------------------------------------------------- */
+
+/* The disk of the program that follows, of what lies in OUT/checkpoints. */
+#define ON_DISK "ASAN_OPTIONS=$ASAN_OPTIONS:verify_asan_link_order=0 LD_PRELOAD='" DISK "' DISK_PATH=/checkpoints "
+#define SLOW(ms) ON_DISK "DISK_DELAY_MS=" #ms " "
+#define SMALL "$MLP train " TABLE "--hidden 37,23 " SCHEDULED "--schedule-steps 9 "
+
+static int lines_of(const char *text, const char *with)
+{
+    int count = 0;
+    for (const char *at = text; (at = strstr(at, with)); at++) count++;
+    return count;
+}
+
+START_TEST(test_training_goes_on_while_a_checkpoint_is_written)
+{
+    static const char *const ways[] = { "", "--ranks 3 --strategy fsdp" };
+    make_table();
+    for (int i = 0; i < 2; i++) {
+        ck_assert_sh(0, "rm -rf on; " SLOW(250) SMALL "--steps 9 --save-every 3 --keep 9 --out on %s >said.txt & "
+                        "while kill -0 $! && ! ls -d on/checkpoints/.step-3; do sleep 0.01; done; "
+                        "until test $(wc -l <on/metrics.jsonl) -ge 5; do sleep 0.01; done; "
+                        "ls -d on/checkpoints/.step-3 && ! ls -d on/checkpoints/step-3; wait $!", ways[i]);
+        ck_assert_str_has(out_text, "on/checkpoints/.step-3");
+        ck_assert_sh(0, "for s in 3 6 9; do test -s on/checkpoints/step-$s/manifest.json || exit 1; done; "
+                        "grep -c 'until the checkpoint of step 3 was written: a larger --save-every gives the disk more time' said.txt");
+        ck_assert_str_eq(out_text, "1\n"); /* once: the save of step 9 waits, too */
+    }
+}
+END_TEST
+
+/* What is saved is of the step it was asked at: the second save waits for the first, and the updates between are not in it. */
+START_TEST(test_what_is_saved_is_of_its_step)
+{
+    make_table();
+    ck_assert_sh(0, "rm -rf whole; " SMALL "--steps 9 --out whole");
+    curve whole = read_curve("whole", 9);
+    for (int step = 2; step <= 6; step += 2) {
+        ck_assert_sh(0, "rm -rf now; " SLOW(30) SMALL "--steps 8 --save-every 2 --keep 9 --out now --ranks 2 --strategy zero1");
+        ck_assert_sh(0, "for s in 2 4 6 8; do test $s -le %d || rm -r now/checkpoints/step-$s; done; $MLP train --resume --steps 9 --out now", step);
+        curve now = read_curve("now", 9);
+        assert_same_curve(&now, &whole, 9, "saved while it trained");
+    }
+    ck_assert_sh(0, "rm -rf each; " SMALL "--steps 9 --save-every 1 --out each --ranks 3 && ls each/checkpoints");
+    ck_assert_str_eq(out_text + strlen(out_text) - 21, "step-7\nstep-8\nstep-9\n");
+}
+END_TEST
+
+/* One rank's save takes several times the deadline. */
+START_TEST(test_a_slow_disk_is_no_late_rank)
+{
+    make_table();
+    ck_assert_sh(0, "rm -rf slow; " SLOW(1000) "DISK_RANK=1 " SMALL "--ranks 3 --steps 4 --save-every 2 --timeout 1 --out slow && "
+                    "test -s slow/checkpoints/step-2/manifest.json && test -s slow/checkpoints/step-4/manifest.json");
+}
+END_TEST
+
+START_TEST(test_a_run_that_ends_ends_behind_its_save)
+{
+    static const char *const ways[] = { "", "--ranks 2" };
+    make_table();
+    for (int i = 0; i < 2; i++) {
+        ck_assert_sh(0, "rm -rf term; " SLOW(100) SMALL "--steps 1000000 --save-every 5 --out term %s >said.txt & "
+                        "while kill -0 $! && ! ls -d term/checkpoints/.step-5; do sleep 0.01; done; kill -TERM $!; wait $! && "
+                        "grep 'stopped by a signal after step' said.txt | sed 's/.*step \\([0-9]*\\).*/\\1/' >step.txt && "
+                        "test -s term/checkpoints/step-$(cat step.txt)/manifest.json && ! ls -d term/checkpoints/.step-*", ways[i]);
+        /* nor does the error of an update behind it cut it off */
+        ck_assert_sh(0, "rm -rf nan; $MLP train " TABLE "--optimizer sgd --steps 2 --out nan %s", ways[i]);
+        ck_assert_sh(1, SLOW(200) "$MLP train --resume --lr 1e80 --steps 9 --save-every 1 --out nan");
+        ck_assert_str_has(err_text, "; the last checkpoint saved is nan/checkpoints/step-3");
+        ck_assert_sh(0, "ls -A nan/checkpoints");
+        ck_assert_str_eq(out_text, "step-2\nstep-3\n");
+    }
+}
+END_TEST
+
+/* ---- What fails ------------------------------------------------------------------------------------------- */
+
+START_TEST(test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint)
+{
+    make_table();
+    ck_assert_sh(0, "rm -rf was; " SMALL "--steps 2 --out was && rm -rf whole; " SMALL "--steps 7 --out whole");
+    curve whole = read_curve("whole", 7);
+    for (int rank = 0; rank < 3; rank++) {
+        ck_assert_sh(1, "rm -rf full; cp -r was full; " ON_DISK "DISK_RANK=%d DISK_FULL=4 $MLP train --resume --steps 9 --save-every 1 --out full "
+                        "--ranks %d", rank, rank == 0 ? 1 : 3);
+        char says[160];
+        snprintf(says, sizeof says, "full/checkpoints/.step-3/rank-%d.safetensors: cannot be written: No space left on device", rank);
+        ck_assert_str_has(err_text, says);
+        ck_assert_int_eq(lines_of(err_text, "\n"), 1);
+        ck_assert_sh(0, "ls full/checkpoints && ! ls -d full/checkpoints/.step-3");
+        ck_assert_str_eq(out_text, "step-2\n");
+        ck_assert_sh(0, "$MLP train --resume --steps 7 --out full && ! ls -d full/checkpoints/.step-*");
+        curve full = read_curve("full", 7);
+        assert_same_curve(&full, &whole, 7, "after a full disk");
+    }
+}
+END_TEST
+
+/* Killed before one of its calls on the files, wherever that is: what is left goes on as if nothing had been. */
+typedef struct death {
+    const char *world;
+    int rank;                     /* whose call it is; all ranks die */
+} death;
+
+static int count_lines_of(const char *path)
+{
+    ck_assert_sh(0, "wc -l <%s", path);
+    return (int)strtol(out_text, NULL, 10);
+}
+
+START_TEST(test_killed_at_any_point_of_a_save_the_last_one_loads)
+{
+    static const death deaths[] = { { "", 0 }, { "--ranks 2 --strategy ddp", 0 }, { "--ranks 3 --strategy fsdp", 1 },
+                                    { "--ranks 4 --strategy hsdp:2x2", 3 }, { "--ranks 3 --strategy zero1", 0 } };
+    static const char *const calls[] = { "write ", "fsync ", "rename ", "open ", "unlink ", "mkdir ", "rmdir " };
+    enum { DEATHS = sizeof deaths / sizeof *deaths, KINDS = sizeof calls / sizeof *calls };
+    int kills = check_all() ? 30 : 10, met[KINDS] = { 0 };
+    make_table();
+    ck_assert_sh(0, "rm -rf was; " SMALL "--steps 1 --out was && rm -rf whole; " SMALL "--steps 8 --out whole");
+    curve whole = read_curve("whole", 8);
+    for (int k = 0; k < kills; k++) {
+        const death *d = &deaths[k % DEATHS];
+        int last = 0, at = 0;
+        ck_assert_sh(0, "rm -rf killed calls.txt; cp -r was killed; " ON_DISK "DISK_RANK=%d DISK_LOG=calls.txt $MLP train --resume --steps 6 "
+                        "--save-every 1 --keep 2 --out killed %s", d->rank, d->world);
+        last = count_lines_of("calls.txt");
+        at = 1 + (int)(fabs(check_normal((uint64_t)k)) * 1e6) % last;
+        ck_assert_sh(137, "rm -rf killed calls.txt; cp -r was killed; " ON_DISK "DISK_RANK=%d DISK_LOG=calls.txt DISK_KILL=%d $MLP train --resume "
+                          "--steps 6 --save-every 1 --keep 2 --out killed %s", d->rank, at, d->world);
+        ck_assert_int_eq(count_lines_of("calls.txt"), at);
+        ck_assert_sh(0, "tail -n 1 calls.txt");
+        for (int c = 0; c < KINDS; c++) met[c] += !strncmp(out_text, calls[c], strlen(calls[c]));
+        char who[256];
+        snprintf(who, sizeof who, "'%s', killed before call %d of %d of rank %d: %.120s", d->world, at, last, d->rank, out_text);
+        int w = (k * 5 + 2) % WORLDS;
+        int status = sh("$MLP train --resume --steps 8 --out killed %s", world_flags(w));
+        ck_assert_msg(status == 0, "%s: %s", who, err_text);
+        ck_assert_sh(0, "! ls -d killed/checkpoints/.step-*");
+        curve killed = read_curve("killed", 8);
+        assert_same_curve(&killed, &whole, 8, who);
+    }
+    for (int c = 0; c < (check_all() ? KINDS : 3); c++) ck_assert_msg(met[c] > 0, "none was killed at %s", calls[c]);
+}
+END_TEST
+
+TESTS("checkpoint", test_every_rank_writes_its_share, test_mlp_goes_on_in_any_world, test_gpt_goes_on_in_any_world,
+      test_training_goes_on_while_a_checkpoint_is_written, test_what_is_saved_is_of_its_step, test_a_slow_disk_is_no_late_rank,
+      test_a_run_that_ends_ends_behind_its_save, test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint,
+      test_killed_at_any_point_of_a_save_the_last_one_loads)

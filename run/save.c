@@ -1,0 +1,174 @@
+/* Saving while training goes on.
+ *
+ * A save copies what this rank writes and starts a thread that writes it. That thread is on its own: it has a context for its
+ * errors, calls no collective and nothing of the run, so that no rank's training waits for another's disk. A rank's file has
+ * its name once it is whole and synced; the first rank's thread waits for the names of all and then completes the checkpoint.
+ *
+ * Of two saves the second waits for the first. What the thread could not write becomes the run's error behind the next update,
+ * and so that of all ranks. A run that ends, well or not, ends behind its last save; where it has failed, only RUN_GRACE_S are
+ * given to files of ranks that may be no more.
+ */
+#include <errno.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "core/thread.h"
+#include "run/checkpoint.h"
+
+static const double RUN_GRACE_S = 2, WORTH_SAYING_S = 1;
+
+struct run_saver {
+    run_snapshot snapshot;
+    td_context *td;               /* the thread's */
+    pthread_t thread;
+    atomic_bool alone;            /* the run has failed: files of other ranks may never come */
+    atomic_bool done;
+    bool whole;                   /* once it is done: without an error */
+    bool asked;                   /* by a signal */
+};
+
+static void rest(void) { nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL); }
+
+/* ---- The thread */
+
+static bool await_file(run_saver *w, int rank)
+{
+    char path[RUN_PATH];
+    double alone_at = 0;
+    if (!run_snapshot_file(w->td, &w->snapshot, rank, path)) return false;
+    while (access(path, F_OK)) {
+        if (!alone_at && atomic_load(&w->alone)) alone_at = run_now();
+        if (alone_at && run_now() > alone_at + RUN_GRACE_S) {
+            td_fail(w->td, TD_ERROR_DATA, "%s did not come: the checkpoint is not complete", path);
+            return false;
+        }
+        rest();
+    }
+    return true;
+}
+
+static bool write_all(run_saver *w)
+{
+    const run_snapshot *s = &w->snapshot;
+    if (!run_snapshot_write(w->td, s)) return false;
+    if (s->rank != 0) return true;
+    for (int rank = 1; rank < s->ranks; rank++)
+        if (!await_file(w, rank)) return false;
+    return run_snapshot_complete(w->td, s);
+}
+
+static void *write_out(void *argument)
+{
+    run_saver *w = argument;
+    w->whole = write_all(w);
+    if (!w->whole && w->snapshot.rank == 0) run_remove_tree(w->td, w->snapshot.partial);
+    atomic_store(&w->done, true);
+    return NULL;
+}
+
+/* ---- The run's side */
+
+static void saver_free(run_loop *run)
+{
+    run_saver *w = run->saver;
+    run->saver = NULL;
+    run_snapshot_free(&w->snapshot);
+    td_close(w->td);
+    td_free(run->td, w, sizeof *w, "checkpoint");
+}
+
+static bool saver_start(run_loop *run)
+{
+    run_saver *w = td_alloc(run->td, sizeof *w, "checkpoint");
+    if (!w) return false;
+    *w = (run_saver){ .td = td_open(&(td_options){ .threads = 1 }) };
+    run->saver = w;
+    bool ok = run_snapshot_begin(run, &w->snapshot) && run_snapshot_copy(run, &w->snapshot);
+    int status = ok ? td_thread_start(&w->thread, write_out, w) : 0;
+    if (status) td_fail(run->td, TD_ERROR_MEMORY, "no thread could be started to write a checkpoint: %s", strerror(status));
+    if (ok && !status) return true;
+    saver_free(run);
+    return false;
+}
+
+void run_say_saved(run_loop *run, int64_t step)
+{
+    if (run->saver && run->saver->snapshot.step == step) run->saver->asked = true; /* said when it stands */
+    else if (*run->out) run_say(run, "saved on a signal: %s/checkpoints/step-%lld", run->out, (long long)step);
+    else run_say(run, "a signal asked for a checkpoint, but nothing is saved without --out");
+}
+
+/* The thread is done. */
+static void collect(run_loop *run)
+{
+    run_saver *w = run->saver;
+    int64_t step = w->snapshot.step;
+    bool asked = w->asked;
+    pthread_join(w->thread, NULL);
+    if (w->whole) run->saved_step = step;
+    else td_fail(run->td, td_error(w->td), "%s", td_error_text(w->td));
+    bool whole = w->whole;
+    saver_free(run);
+    if (whole && asked) run_say_saved(run, step);
+}
+
+bool run_save_check(run_loop *run)
+{
+    if (run->saver && atomic_load(&run->saver->done)) collect(run);
+    return !run_failed(run);
+}
+
+bool run_save_wait(run_loop *run)
+{
+    if (!run->saver) return !run_failed(run);
+    run_busy(run, true);
+    while (!atomic_load(&run->saver->done)) {
+        if (run_failed(run) || (run->world && *par_world_error(run->world))) atomic_store(&run->saver->alone, true);
+        rest();
+    }
+    run_busy(run, false);
+    collect(run);
+    return !run_failed(run);
+}
+
+/* The one before must stand first. */
+static bool wait_for_last(run_loop *run)
+{
+    if (!run_save_check(run) || !run->saver) return !run_failed(run);
+    int64_t step = run->saver->snapshot.step;
+    double begin = run_now();
+    if (!run_save_wait(run)) return false;
+    double waited = run_now() - begin;
+    if (waited < WORTH_SAYING_S || run->said_waits) return true;
+    run->said_waits = true;
+    run_say(run, "waited %.1f s until the checkpoint of step %lld was written: a larger --save-every gives the disk more time", waited,
+            (long long)step);
+    return true;
+}
+
+bool run_save(run_loop *run)
+{
+    int64_t step = td_updates(run->td);
+    if (!*run->out || run_failed(run)) return !run_failed(run);
+    bool there = run->saved_step == step || (run->saver && run->saver->snapshot.step == step);
+    if (there) return true;
+    if (!wait_for_last(run)) return false;
+    run_busy(run, true);
+    bool ok = saver_start(run);
+    run_busy(run, false);
+    return ok;
+}
+
+bool run_save_again(run_loop *run)
+{
+    run_snapshot s = { 0 };
+    if (run->rank != 0 || !*run->out) return !run_failed(run);
+    if (!run_save_wait(run)) return false;
+    if (run->saved_step != td_updates(run->td)) return true;
+    run_busy(run, true);
+    bool ok = run_snapshot_begin(run, &s) && run_snapshot_manifest(run->td, &s, s.final);
+    run_snapshot_free(&s);
+    run_busy(run, false);
+    return ok;
+}
