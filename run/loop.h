@@ -304,6 +304,8 @@ bool run_restore_best(run_loop *run, const run_restore *r);      /* run->best */
 bool run_restore_position(run_loop *run, const run_restore *r);
 /* It holds weights that this program has not trained: there are no moments, no schedule and no position in it. */
 bool run_restore_begins(const run_restore *r);
+/* Declares in the context what parameters it holds, for a run without a model; those that have no average of --ema do not train. */
+bool run_restore_declare(run_loop *run, const run_restore *r);
 /* Fills every state; where it begins, an optimizer's keep their initial values. Errors name what is left over on either side. */
 bool run_restore_states(run_loop *run, run_restore *r);
 void run_restore_close(run_restore *r);
@@ -317,6 +319,9 @@ bool run_judge(run_loop *run);
 /* ---- main.c */
 /* Data of the split, model and optimizer. NULL after an error. */
 void *run_make(run_loop *run, const run_model *model, const char *split);
+
+/* ---- export.c: what `export` of a model without its own does */
+void run_export(run_loop *run);
 
 /* ---- bench.c, plan.c */
 void run_bench(run_loop *run, const run_model *model, void *object);

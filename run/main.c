@@ -1,4 +1,4 @@
-/* A reference binary: one run_model gives it train, eval, bench, plan, plot and what is its own. */
+/* A reference binary: one run_model gives it train, eval, bench, plan, plot, export and what is its own. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,14 +16,24 @@ static const struct {
     { "bench", RUN_BENCH, "random", "time training steps on made-up data" },
     { "plan", RUN_PLAN, "random", "what one rank would hold, compute and send; runs nothing" },
     { "plot", RUN_PLOT, NULL, "draw the curves of several runs in one picture" },
+    { "export", RUN_EXPORT | RUN_RESTORED, NULL, "write the parameters of a run to one file" },
 };
 enum { COMMANDS = sizeof commands / sizeof *commands };
+
+/* The index of the model's own command of that name; -1: it has none. */
+static int own_command(const run_model *model, const char *name)
+{
+    for (int i = 0; model->commands && i < RUN_OWN_COMMANDS && model->commands[i].name; i++)
+        if (!strcmp(name, model->commands[i].name)) return i;
+    return -1;
+}
 
 static void print_usage(FILE *to, const run_model *model)
 {
     const char *name = model->defaults.name;
     fprintf(to, "%s\n\nusage: %s COMMAND [flags]\n\n", model->about, name);
-    for (int i = 0; i < COMMANDS; i++) fprintf(to, "  %-8s %s\n", commands[i].name, commands[i].help);
+    for (int i = 0; i < COMMANDS; i++)
+        if (own_command(model, commands[i].name) < 0) fprintf(to, "  %-8s %s\n", commands[i].name, commands[i].help);
     for (const run_command *c = model->commands; c && c->name; c++) fprintf(to, "  %-8s %s\n", c->name, c->help);
     fprintf(to, "\n'%s COMMAND --help' lists the flags of one.\n", name);
 }
@@ -55,10 +65,13 @@ static void run_train(run_loop *run, const run_model *model, void *object)
     for (data_batch b; run_next(run, &b);) run_step(run, run->opt, model->loss(object, &b));
 }
 
-static int run_pictures(int argc, char **argv, const run_model *model)
+/* Commands that make no model. */
+static int run_without_model(int argc, char **argv, const run_model *model, int command)
 {
-    run_loop *run = run_open_command(RUN_PLOT, "plot", &argc, &argv, &model->defaults, model->about);
-    if (run) run_compare(run);
+    unsigned kind = commands[command].command;
+    run_loop *run = run_open_command(kind, commands[command].name, &argc, &argv, &model->defaults, model->about);
+    if (run && kind == RUN_PLOT) run_compare(run);
+    if (run && kind & RUN_EXPORT) run_export(run);
     return run_close(run);
 }
 
@@ -150,14 +163,16 @@ int run_main(int argc, char **argv, const run_model *model)
         print_usage(stdout, model);
         return run_stdout_status(name);
     }
+    int own = own_command(model, command);
+    if (own >= 0) return run_own(argc, argv, model, own);
     for (int i = 0; i < COMMANDS; i++)
         if (!strcmp(command, commands[i].name))
-            return commands[i].split ? run_common(argc, argv, model, i) : run_pictures(argc, argv, model);
-    for (int i = 0; model->commands && i < RUN_OWN_COMMANDS && model->commands[i].name; i++)
-        if (!strcmp(command, model->commands[i].name)) return run_own(argc, argv, model, i);
+            return commands[i].split ? run_common(argc, argv, model, i) : run_without_model(argc, argv, model, i);
     if (!par_tells_error(NULL, 0)) return 2;
-    if (*command) fprintf(stderr, "%s: '%.40s' is no command: it is train, eval, bench, plan, plot", name, command);
-    else fprintf(stderr, "%s: a command comes first: train, eval, bench, plan, plot", name);
+    if (*command) fprintf(stderr, "%s: '%.40s' is no command: it is ", name, command);
+    else fprintf(stderr, "%s: a command comes first: ", name);
+    for (int i = 0; i < COMMANDS; i++)
+        if (own_command(model, commands[i].name) < 0) fprintf(stderr, "%s%s", i ? ", " : "", commands[i].name);
     for (const run_command *c = model->commands; c && c->name; c++) fprintf(stderr, ", %s", c->name);
     fprintf(stderr, "; see '%s --help'\n", name);
     return 2;

@@ -7,7 +7,7 @@
 #include "run/loop.h"
 #include "run/plan.h"
 
-enum { OWN = ((1 << RUN_OWN_COMMANDS) - 1) * RUN_OWN,
+enum { OWN = ((1 << RUN_OWN_COMMANDS) - 1) * RUN_OWN | RUN_EXPORT, /* of one process */
        TE = RUN_TRAIN | RUN_EVAL, TB = RUN_TRAIN | RUN_BENCH, TEB = TE | RUN_BENCH, TBP = TB | RUN_PLAN,
        ALL = TBP | RUN_EVAL | RUN_PLOT | OWN };
 
@@ -78,6 +78,7 @@ static const run_flag common_flags[] = {
       .help = "go on from the last checkpoint in --out" },
     { .name = "max-restarts", .kind = RUN_WHOLE, .standard = "0", .most = 1e6, .commands = RUN_TRAIN,
       .help = "times that --ranks start again from the last checkpoint after one died" },
+    { .name = "to", .kind = RUN_TEXT, .commands = RUN_EXPORT, .help = "safetensors file for the parameters" },
     { .name = "save-every", .kind = RUN_COUNT, .standard = "1000", .most = 1e15, .commands = RUN_TRAIN,
       .help = "updates between checkpoints" },
     { .name = "keep", .kind = RUN_COUNT, .standard = "3", .most = 1e9, .commands = RUN_TRAIN,
@@ -335,7 +336,7 @@ static void take_scheduled(run_loop *run, int ranks)
 static void resolve(run_loop *run)
 {
     run_flags *f = &run->flags;
-    bool planning = f->command == RUN_PLAN, alone = f->command & OWN; /* commands of a model's own, whatever ranks it was trained on */
+    bool planning = f->command == RUN_PLAN, alone = f->command & OWN; /* whatever ranks it was trained on */
     int scheduled = run->scheduled ? run->ranks : 0;
     run->ranks = alone ? 1 : (int)run_flags_whole(f, planning ? "world" : "ranks");
     if (scheduled) take_scheduled(run, scheduled);

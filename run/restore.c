@@ -307,6 +307,17 @@ static bool shape_of(const td_json *array, td_shape *shape)
     return true;
 }
 
+/* What the manifest says of the state of that name, and at which index; NULL: nothing. */
+static const td_json *saved_as(const run_restore *r, const char *name, int64_t *index)
+{
+    *index = 0;
+    for (const td_json *saved = r->states->first; saved; saved = saved->next, ++*index) {
+        const char *here = td_json_get_string(saved, "name");
+        if (here && !strcmp(here, name)) return saved;
+    }
+    return NULL;
+}
+
 static bool same_form(run_loop *run, const run_restore *r, td_state s, const td_json *saved)
 {
     td_shape shape;
@@ -324,21 +335,10 @@ static bool same_form(run_loop *run, const run_restore *r, td_state s, const td_
                         td_state_name(s), there, mine);
 }
 
-/* What the manifest says of s, and at which index; NULL: nothing. */
-static const td_json *saved_of(const run_restore *r, td_state s, int64_t *index)
-{
-    *index = 0;
-    for (const td_json *saved = r->states->first; saved; saved = saved->next, ++*index) {
-        const char *name = td_json_get_string(saved, "name");
-        if (name && !strcmp(name, td_state_name(s))) return saved;
-    }
-    return NULL;
-}
-
 static bool fill_state(run_loop *run, run_restore *r, td_state s)
 {
     int64_t index, from, to, end = 0;
-    const td_json *saved = saved_of(r, s, &index);
+    const td_json *saved = saved_as(r, td_state_name(s), &index);
     bool may_begin = r->begins && td_state_kind_of(s) != TD_PARAMETER; /* an optimizer's */
     if (!saved && may_begin) return true;
     if (!saved) return restore_fail(run, r, "does not hold '%s', which this model has", td_state_name(s));
@@ -372,4 +372,22 @@ bool run_restore_states(run_loop *run, run_restore *r)
     for (int64_t i = 0; i < td_state_count(run->td); i++)
         if (!fill_state(run, r, td_state_at(run->td, i))) return false;
     return check_left_over(run, r);
+}
+
+bool run_restore_declare(run_loop *run, const run_restore *r)
+{
+    for (const td_json *saved = r->states->first; saved; saved = saved->next) {
+        const char *name = td_json_get_string(saved, "name"), *kind = td_json_get_string(saved, "kind");
+        char average[512];
+        int64_t index;
+        td_shape shape;
+        if (!kind || strcmp(kind, "parameter")) continue;
+        if (!name || !shape_of(td_json_get(saved, "shape"), &shape))
+            return restore_broken(run, r, "manifest.json: a parameter has no name or shape");
+        td_state s = td_parameter(td_root(run->td), name, shape, td_init_constant(0));
+        if (td_error(run->td) != TD_OK) return false;
+        snprintf(average, sizeof average, "%.500s.ema", name);
+        if (!saved_as(r, average, &index)) td_freeze(s);
+    }
+    return true;
 }

@@ -8,7 +8,7 @@
  *     for (data_batch b; run_next(run, &b);) run_step(run, opt, loss of b);
  *     return run_close(run);
  *
- * A reference binary gives run_main one run_model and gets `train eval bench plan plot` from it.
+ * A reference binary gives run_main one run_model and gets `train eval bench plan plot export` from it.
  *
  * With --ranks N the program is started again N times; the first process waits for the others inside run_open and then
  * has an ended run, whose functions do nothing and whose run_close returns the exit status.
@@ -42,8 +42,8 @@ typedef enum run_flag_kind {
     RUN_FRACTION,                 /* a number in [0, 1) */
 } run_flag_kind;
 
-/* RUN_RESTORED: those commands of a model's own that start from a checkpoint of --out. The i-th of its own is RUN_OWN << i. */
-enum { RUN_TRAIN = 1, RUN_EVAL = 2, RUN_BENCH = 4, RUN_PLAN = 8, RUN_PLOT = 16, RUN_RESTORED = 128, RUN_OWN = 256, RUN_OWN_COMMANDS = 16 };
+/* RUN_RESTORED: export, and those commands of a model's own that start from a checkpoint of --out. The i-th of its own is RUN_OWN << i. */
+enum { RUN_TRAIN = 1, RUN_EVAL = 2, RUN_BENCH = 4, RUN_PLAN = 8, RUN_PLOT = 16, RUN_EXPORT = 32, RUN_RESTORED = 128, RUN_OWN = 256, RUN_OWN_COMMANDS = 16 };
 
 /* One flag; a table of them ends with a NULL name. */
 typedef struct run_flag {
@@ -153,7 +153,7 @@ TD_API void run_say(run_loop *run, const char *format, ...) TD_PRINTF(2, 3);
 
 /* ---- Reference binaries ---------------------------------------------------------------------------------- */
 
-/* A subcommand of the model's own, beside those that all have. */
+/* A subcommand of the model's own, beside those that all have, or in place of one of them. */
 typedef struct run_command {
     const char *name;
     const char *help;             /* one line */
@@ -179,7 +179,7 @@ typedef struct run_model {
     const run_command *commands;  /* ends with a NULL name; NULL: none */
 } run_model;
 
-/* The whole program: subcommands train, eval, bench, plan and the model's own. Returns the exit status. */
+/* The whole program: subcommands train, eval, bench, plan, plot, export and the model's own. Returns the exit status. */
 TD_API int run_main(int argc, char **argv, const run_model *model);
 
 #ifdef __cplusplus

@@ -327,7 +327,72 @@ START_TEST(test_killed_at_any_point_of_a_save_the_last_one_loads)
 }
 END_TEST
 
+/* ---- export ----------------------------------------------------------------------------------------------- */
+
+static td_safetensors *open_weights(td_context *td, const char *path)
+{
+    char whole[256];
+    snprintf(whole, sizeof whole, SHELL_FOLDER "/%s", path);
+    td_safetensors *file = td_safetensors_open(td, whole);
+    ck_assert_no_error(td);
+    return file;
+}
+
+/* A torch.nn.Sequential of Linear, ReLU and Dropout loads it: its names, and weights as (out, in). The averages are what is exported. */
+START_TEST(test_export_is_one_file_of_what_is_evaluated)
+{
+    static const struct { const char *name; td_shape shape; } want[] = {
+        { "net.0.weight", { 2, { 37, 7 } } },  { "net.0.bias", { 1, { 37 } } }, { "net.3.weight", { 2, { 23, 37 } } },
+        { "net.3.bias", { 1, { 23 } } },       { "net.6.weight", { 2, { 5, 23 } } }, { "net.6.bias", { 1, { 5 } } },
+    };
+    make_table();
+    ck_assert_sh(0, "rm -rf one parts *.safetensors; " SMALL "--steps 4 --out one && " SMALL "--steps 4 --out parts --ranks 3 --strategy zero3 && "
+                    "$MLP export --out one --to one.safetensors && $MLP export --out parts --to parts.safetensors");
+    ck_assert_str_has(out_text, "exported 1290 parameters in f64 of step 4 to parts.safetensors\n");
+    td_context *td = open_cpu(TD_F32);
+    td_safetensors *one = open_weights(td, "one.safetensors"), *parts = open_weights(td, "parts.safetensors");
+    td_safetensors *saved = open_weights(td, "one/checkpoints/step-4/rank-0.safetensors");
+    ck_assert_str_eq(td_safetensors_metadata(parts, "format"), "pt");
+    ck_assert_int_eq(td_safetensors_count(parts), 6);
+    for (int i = 0; i < 6; i++) {
+        char average[64];
+        td_safetensors_entry a, b, c;
+        snprintf(average, sizeof average, "%s.ema", want[i].name);
+        ck_assert(td_safetensors_find(one, want[i].name, &a) && td_safetensors_find(parts, want[i].name, &b) &&
+                  td_safetensors_find(saved, average, &c));
+        ck_assert(b.dtype == TD_F64 && td_shape_equal(b.shape, want[i].shape));
+        ck_assert_mem_eq(a.data, c.data, (size_t)c.bytes);
+        ck_assert_near(b.data, a.data, (int)td_shape_elements(b.shape), 1e-10);
+    }
+    td_safetensors_close(one);
+    td_safetensors_close(parts);
+    td_safetensors_close(saved);
+    td_close(td);
+}
+END_TEST
+
+START_TEST(test_export_says_what_is_wrong)
+{
+    static const struct { int status; const char *command, *says; } cases[] = {
+        { 2, "$MLP export --out of", "export needs --to FILE" },
+        { 2, "$MLP export --out of --to table.csv", "table.csv is there already and stays as it is" },
+        { 2, "$MLP export --to x.safetensors", "export needs --out DIR" },
+        { 1, "$MLP export --out of --to nowhere/x.safetensors", "nowhere/x.safetensors: cannot be written" },
+        { 1, "truncate -s -8 of/checkpoints/step-2/rank-1.safetensors; $MLP export --out of --to x.safetensors", "step-2/rank-1.safetensors" },
+        { 1, "rm of/checkpoints/step-2/rank-1.safetensors; $MLP export --out of --to x.safetensors", "step-2/rank-1.safetensors: No such file" },
+    };
+    make_table();
+    ck_assert_sh(0, "rm -rf of x.safetensors; " SMALL "--steps 2 --out of --ranks 2");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        ck_assert_sh(cases[i].status, "%s", cases[i].command);
+        ck_assert_str_has(err_text, cases[i].says);
+        ck_assert_sh(0, "! test -e x.safetensors");
+    }
+}
+END_TEST
+
 TESTS("checkpoint", test_every_rank_writes_its_share, test_mlp_goes_on_in_any_world, test_gpt_goes_on_in_any_world,
       test_training_goes_on_while_a_checkpoint_is_written, test_what_is_saved_is_of_its_step, test_a_slow_disk_is_no_late_rank,
       test_a_run_that_ends_ends_behind_its_save, test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint,
-      test_killed_at_any_point_of_a_save_the_last_one_loads)
+      test_killed_at_any_point_of_a_save_the_last_one_loads, test_export_is_one_file_of_what_is_evaluated,
+      test_export_says_what_is_wrong)
