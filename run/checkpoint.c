@@ -259,12 +259,30 @@ static bool copy_piece(const layout *l, int64_t i, const piece *p, run_snapshot 
     return td_state_read(state, p->begin, p->count, to);
 }
 
+/* Of all that a rank writes; *pieces: how many there are. */
+static int64_t bytes_of_all(const layout *l, int rank, int64_t *pieces)
+{
+    piece p;
+    int64_t bytes = 0;
+    *pieces = 0;
+    for (int64_t i = 0; i < l->states; i++)
+        if (piece_of(l, i, rank, &p)) ++*pieces, bytes += bytes_of(l, i, &p);
+    return bytes;
+}
+
+int64_t run_checkpoint_bytes(run_loop *run)
+{
+    layout l;
+    int64_t pieces, bytes = layout_open(&l, run->td) ? bytes_of_all(&l, run->rank, &pieces) : 0;
+    layout_close(&l);
+    return bytes;
+}
+
 static bool copy_all(const layout *l, run_snapshot *s)
 {
     piece p;
     int64_t at = 0;
-    for (int64_t i = 0; i < l->states; i++)
-        if (piece_of(l, i, s->rank, &p)) s->room++, s->bytes += bytes_of(l, i, &p);
+    s->bytes = bytes_of_all(l, s->rank, &s->room);
     s->entries = td_alloc(l->td, (size_t)s->room * sizeof *s->entries, "checkpoint");
     s->names = td_alloc(l->td, (size_t)s->room * sizeof *s->names, "checkpoint");
     s->data = td_alloc(l->td, (size_t)s->bytes, "checkpoint");

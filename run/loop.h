@@ -108,6 +108,7 @@ struct run_loop {
     double loss_sum;              /* over them, of losses / accumulate */
     int64_t saved_step;           /* of the last checkpoint written or read; -1: none */
     run_saver *saver;             /* of the one being written; NULL: none is */
+    int64_t checkpoint_bytes;     /* that the last one copied; 0: there was none */
     bool said_waits;              /* that updates wait for the disk */
 
     double loss, first_loss;      /* of the last update, of the first one; NaN: none */
@@ -286,6 +287,8 @@ bool run_save(run_loop *run);
 /* The save in progress: takes note of it if it is done; waits until it is. false: the run has failed, perhaps for it. */
 bool run_save_check(run_loop *run);
 bool run_save_wait(run_loop *run);
+/* What this rank copies for a save, in the host's memory beside what the plan counts. 0 after an error. */
+int64_t run_checkpoint_bytes(run_loop *run);
 /* A signal asked for the save of this step: says so once it stands. */
 void run_say_saved(run_loop *run, int64_t step);
 /* By rank 0, before any rank saves: removes what crashes left. */

@@ -66,6 +66,7 @@ bool run_plan_update(run_loop *run, const run_model *model, void *object, const 
         if (!plan_micro(run, model, object, &b, i == 2) || !add_step(run, m, times[i], to)) return false;
     }
     to->params = td_parameter_elements(run->td);
+    to->checkpoint_bytes = run_checkpoint_bytes(run);
     to->fits = !m->memory_bytes || to->report.peak_bytes <= m->memory_bytes;
     return true;
 }
@@ -91,6 +92,7 @@ static void say_memory(run_loop *run, const run_planned *p)
             mib * (double)r->state_bytes, mib * (double)r->step_bytes, mib * (double)r->live_bytes);
     run_say(run, "            %s", text);
     if (r->host_bytes) run_say(run, "            and on the host %.1f", mib * (double)r->host_bytes);
+    run_say(run, "            and %.1f of the host while a checkpoint is written", mib * (double)p->checkpoint_bytes);
 }
 
 static void say_sent(run_loop *run, const run_planned *p)
@@ -210,6 +212,7 @@ void run_plan_put(const run_loop *run, const run_machine *m, const run_planned *
     td_json_put_integer(w, "live_bytes", r->live_bytes);
     td_json_put_integer(w, "host_bytes", r->host_bytes);
     put_memory(&p->memory, w);
+    td_json_put_integer(w, "checkpoint_bytes", p->checkpoint_bytes);
     td_json_put_integer(w, "flops", r->flops);
     td_json_put_integer(w, "bytes_moved", r->bytes_moved);
     td_json_put_integer(w, "comm_bytes_per_step", r->comm_bytes);

@@ -10,6 +10,7 @@ typedef struct run_planned {
     int64_t batch, accumulate, params;
     td_report report;             /* sums over the steps of an update; the peak is its largest step's */
     td_planned_memory memory;     /* at that peak */
+    int64_t checkpoint_bytes;     /* beside that, while a checkpoint is written: its copy in the host's memory */
     int64_t calls[PAR_KINDS];     /* of computation, and of collectives by kind */
     int64_t sent[PAR_KINDS];      /* bytes */
     int64_t across;               /* of the bytes sent, those that leave the host: the mean over the ranks of a ring */

@@ -114,6 +114,7 @@ static void collect(run_loop *run)
 }
 
 bool run_save_check(run_loop *run)
+    run->checkpoint_bytes = w->snapshot.bytes;
 {
     if (run->saver && atomic_load(&run->saver->done)) collect(run);
     return !run_failed(run);

@@ -81,6 +81,7 @@ static void put_cost(const run_loop *run, td_json_writer *w)
     td_json_put_integer(w, "peak_bytes", most ? most : atomic_load(&run->memory.peak));
     td_json_put_integer(w, "planned_peak_bytes", report.peak_bytes);
     td_json_put_integer(w, "planned_host_bytes", report.host_bytes);
+    td_json_put_integer(w, "checkpoint_bytes", run->checkpoint_bytes);
     td_json_put_integer(w, "comm_bytes_per_step", run->comm_bytes);
     td_json_put_number(w, "exposed_comm_ms", run->ranks == 1 ? 0 : run->timed ? run_median_comm_ms(run) : (double)NAN);
     if (run->ranks > 1) put_compute(run, w);

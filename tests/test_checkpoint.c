@@ -42,6 +42,19 @@ static double file_bytes(const char *format, ...)
     return (double)status.st_size;
 }
 
+static double number_in(const char *file, const char *name)
+{
+    char path[256];
+    td_context *td = open_cpu(TD_F32);
+    snprintf(path, sizeof path, SHELL_FOLDER "/%s", file);
+    td_json_document *document = td_json_read(td, path);
+    ck_assert_no_error(td);
+    double number = td_json_get_number(td_json_root(document), name, (double)NAN);
+    td_json_close(document);
+    td_close(td);
+    return number;
+}
+
 /* ---- Who writes what -------------------------------------------------------------------------------------- */
 
 START_TEST(test_every_rank_writes_its_share)
@@ -49,19 +62,23 @@ START_TEST(test_every_rank_writes_its_share)
     static const struct { const char *strategy; int ranks; } worlds[] = {
         { "ddp", 4 }, { "zero1", 3 }, { "zero2", 2 }, { "zero3 --whole-elements 200", 4 }, { "fsdp", 3 }, { "hsdp:2x2", 4 }, { "hsdp:1x3", 3 },
     };
-    make_table();
-    ck_assert_sh(0, "rm -rf one; " "$MLP train " TABLE "--hidden 128,131 --steps 2 --out one");
+    static const char flags[] = "--task regress --hidden 128,131 --batch 36 --dtype f64 --threads 1";
+    ck_assert_sh(0, "rm -rf one; $MLP train %s --steps 2 --out one", flags);
     double whole = file_bytes("one/checkpoints/step-2/rank-0.safetensors");
     for (size_t w = 0; w < sizeof worlds / sizeof *worlds; w++) {
         int ranks = worlds[w].ranks;
         double all = 0;
-        ck_assert_sh(0, "rm -rf share; " "$MLP train " TABLE "--hidden 128,131 --steps 2 --out share --ranks %d --strategy %s", ranks, worlds[w].strategy);
+        ck_assert_sh(0, "rm -rf share; $MLP train %s --steps 2 --out share --ranks %d --strategy %s", flags, ranks, worlds[w].strategy);
         for (int rank = 0; rank < ranks; rank++) {
             double bytes = file_bytes("share/checkpoints/step-2/rank-%d.safetensors", rank);
             ck_assert_msg(bytes < 1.05 * whole / ranks, "%s: rank %d of %d writes %.0f bytes of %.0f", worlds[w].strategy, rank, ranks, bytes,
                           whole);
             all += bytes;
         }
+        double copied = number_in("share/summary.json", "checkpoint_bytes"), written = file_bytes("share/checkpoints/step-2/rank-0.safetensors");
+        ck_assert_msg(copied < written && copied > 0.97 * written, "%.0f bytes copied, %.0f written", copied, written);
+        ck_assert_sh(0, "$MLP plan --json %s --world %d --strategy %s >plan.json", flags, ranks, worlds[w].strategy);
+        ck_assert_double_eq(number_in("plan.json", "checkpoint_bytes"), copied);
         ck_assert_msg(fabs(all - whole) < 0.02 * whole, "%s: %.0f bytes, not %.0f", worlds[w].strategy, all, whole);
     }
 }
