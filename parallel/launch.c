@@ -187,6 +187,7 @@ static void rank_ended(launcher *l, int rank, int status)
     par_area *area = &l->world.segment->area[rank];
     char place[PAR_WHERE_BYTES];
     r->pid = 0;
+    atomic_store(&area->busy, 0);
     r->status = WIFEXITED(status) ? WEXITSTATUS(status) : 1;
     if (r->stderr_fd >= 0) read_stderr(r);
     if (r->status == 0) {
@@ -269,6 +270,14 @@ static void kill_stopped(const launcher *l)
         if (l->rank[r].pid > 0 && l->rank[r].stopped_since > 0) kill(l->rank[r].pid, SIGKILL);
 }
 
+/* Ranks that are to end may do so behind a save: those that were asked to as long as it takes, those of a world that has failed for
+ * the time of the deadline. */
+static bool may_save(const launcher *l, bool failed, double excused)
+{
+    if (failed && excused > l->world.segment->timeout_s) return false;
+    return l->kill_at > 0 && par_excused(l->world.segment, excused);
+}
+
 static void watch(launcher *l)
 {
     bool failed = false;
@@ -279,11 +288,11 @@ static void watch(launcher *l)
         look_at_ranks(l);
         double now = par_seconds(), slice = now - before;
         before = now;
-        bool saves = !failed && l->kill_at > 0 && par_excused(l->world.segment, excused); /* it was asked to, perhaps */
-        if (saves) l->kill_at += slice, excused += slice;
+        if (may_save(l, failed, excused)) l->kill_at += slice, excused += slice;
         if (failed) kill_stopped(l);
         if (!failed && par_broken(&l->world)) {
             failed = true;
+            excused = 0;
             if (l->kill_at == 0 || l->kill_at > now + GRACE_S) l->kill_at = now + GRACE_S;
         }
         if (l->kill_at == 0 || now < l->kill_at) continue;

@@ -324,11 +324,10 @@ bool run_snapshot_write(td_context *td, const run_snapshot *s)
 {
     char path[RUN_PATH];
     const char *const metadata[] = { "format", "tandem", "model", s->model, NULL };
-    return run_make_directory(td, s->partial) && run_snapshot_file(td, s, s->rank, path) &&
-           td_safetensors_write(td, path, s->entries, s->count, metadata);
+    return run_snapshot_file(td, s, s->rank, path) && td_safetensors_write(td, path, s->entries, s->count, metadata);
 }
 
-/* A folder left by a crash may hold files of ranks that are no more. */
+/* Locks, and files of ranks that are no more in a folder left by a crash. */
 static bool remove_strangers(td_context *td, const run_snapshot *s)
 {
     DIR *entries = opendir(s->partial);

@@ -34,7 +34,7 @@ void run_snapshot_free(run_snapshot *s);
  *
  * The path of a rank's file in the folder that is written. */
 bool run_snapshot_file(td_context *td, const run_snapshot *s, int rank, char path[RUN_PATH]);
-/* This rank's file: whole and synced once it has its name. */
+/* This rank's file, in a folder that is there: whole and synced once it has its name. */
 bool run_snapshot_write(td_context *td, const run_snapshot *s);
 /* Writes the manifest to the folder. */
 bool run_snapshot_manifest(td_context *td, const run_snapshot *s, const char *dir);

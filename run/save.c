@@ -5,11 +5,14 @@
  * its name once it is whole and synced; the first rank's thread waits for the names of all and then completes the checkpoint.
  *
  * Of two saves the second waits for the first. What the thread could not write becomes the run's error behind the next update,
- * and so that of all ranks. A run that ends, well or not, ends behind its last save; where it has failed, only RUN_GRACE_S are
- * given to files of ranks that may be no more.
+ * and so that of all ranks. A run that ends, well or not, ends behind its last save. Where it has failed, other ranks may be no
+ * more: beside its file a rank holds a lock while it writes, which the system takes from the dead; a file that nobody writes is
+ * waited for RUN_GRACE_S.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <string.h>
+#include <sys/file.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -22,6 +25,7 @@ struct run_saver {
     run_snapshot snapshot;
     td_context *td;               /* the thread's */
     pthread_t thread;
+    bool watched;                 /* by the launcher, which ends ranks that hold a lock for ever */
     atomic_bool alone;            /* the run has failed: files of other ranks may never come */
     atomic_bool done;
     bool whole;                   /* once it is done: without an error */
@@ -32,6 +36,23 @@ static void rest(void) { nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NUL
 
 /* ---- The thread */
 
+/* The lock of a rank's file, open; -1: it cannot be had, or is not there. */
+static int open_lock(run_saver *w, int rank, int flags)
+{
+    char file[RUN_PATH], path[RUN_PATH];
+    bool named = run_snapshot_file(w->td, &w->snapshot, rank, file) && run_path(w->td, path, "%s.lock", file);
+    return named ? open(path, O_RDWR | O_CLOEXEC | flags, 0666) : -1;
+}
+
+static bool is_being_written(run_saver *w, int rank)
+{
+    int lock = open_lock(w, rank, 0);
+    if (lock < 0) return false;
+    bool held = flock(lock, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK;
+    close(lock);
+    return held;
+}
+
 static bool await_file(run_saver *w, int rank)
 {
     char path[RUN_PATH];
@@ -39,6 +60,7 @@ static bool await_file(run_saver *w, int rank)
     if (!run_snapshot_file(w->td, &w->snapshot, rank, path)) return false;
     while (access(path, F_OK)) {
         if (!alone_at && atomic_load(&w->alone)) alone_at = run_now();
+        if (alone_at && w->watched && is_being_written(w, rank)) alone_at = run_now();
         if (alone_at && run_now() > alone_at + RUN_GRACE_S) {
             td_fail(w->td, TD_ERROR_DATA, "%s did not come: the checkpoint is not complete", path);
             return false;
@@ -51,7 +73,12 @@ static bool await_file(run_saver *w, int rank)
 static bool write_all(run_saver *w)
 {
     const run_snapshot *s = &w->snapshot;
-    if (!run_snapshot_write(w->td, s)) return false;
+    if (!run_make_directory(w->td, s->partial)) return false;
+    int lock = open_lock(w, s->rank, O_CREAT);
+    if (lock >= 0) flock(lock, LOCK_EX);
+    bool written = run_snapshot_write(w->td, s);
+    if (lock >= 0) close(lock);
+    if (!written) return false;
     if (s->rank != 0) return true;
     for (int rank = 1; rank < s->ranks; rank++)
         if (!await_file(w, rank)) return false;
@@ -82,11 +109,12 @@ static bool saver_start(run_loop *run)
 {
     run_saver *w = td_alloc(run->td, sizeof *w, "checkpoint");
     if (!w) return false;
-    *w = (run_saver){ .td = td_open(&(td_options){ .threads = 1 }) };
+    *w = (run_saver){ .td = td_open(&(td_options){ .threads = 1 }), .watched = par_launched() };
     run->saver = w;
     bool ok = run_snapshot_begin(run, &w->snapshot) && run_snapshot_copy(run, &w->snapshot);
     int status = ok ? td_thread_start(&w->thread, write_out, w) : 0;
     if (status) td_fail(run->td, TD_ERROR_MEMORY, "no thread could be started to write a checkpoint: %s", strerror(status));
+    run->checkpoint_bytes = w->snapshot.bytes;
     if (ok && !status) return true;
     saver_free(run);
     return false;
@@ -114,7 +142,6 @@ static void collect(run_loop *run)
 }
 
 bool run_save_check(run_loop *run)
-    run->checkpoint_bytes = w->snapshot.bytes;
 {
     if (run->saver && atomic_load(&run->saver->done)) collect(run);
     return !run_failed(run);

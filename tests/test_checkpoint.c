@@ -106,12 +106,12 @@ static const char *world_flags(int w)
     return text;
 }
 
-/* Losses of updates 1 to `count` in OUT/metrics.jsonl, and what the last evaluation found, of the averages. */
+/* Losses of updates 1, 2 ... in OUT/metrics.jsonl (NaN: there is no line), and what the last evaluation found, of the averages. */
 typedef struct curve {
     double loss[16], evaluation;
 } curve;
 
-static curve read_curve(const char *out, int count)
+static curve read_curve(const char *out)
 {
     char path[256], line[1024];
     curve c = { .evaluation = (double)NAN };
@@ -119,25 +119,26 @@ static curve read_curve(const char *out, int count)
     snprintf(path, sizeof path, SHELL_FOLDER "/%s/metrics.jsonl", out);
     FILE *from = fopen(path, "r");
     ck_assert_msg(from != NULL, "%s: %s", path, strerror(errno));
-    int read = 0;
-    for (; fgets(line, sizeof line, from) && read < 16; read++) {
+    for (int i = 0; i < 16; i++) c.loss[i] = (double)NAN;
+    while (fgets(line, sizeof line, from)) {
         td_json_document *document = td_json_parse(td, line, strlen(line), path);
         ck_assert_no_error(td);
         const td_json *root = td_json_root(document);
-        ck_assert_int_eq(td_json_get_whole(root, "step", -1), read + 1);
-        c.loss[read] = td_json_get_number(root, "loss", (double)NAN);
+        int64_t step = td_json_get_whole(root, "step", -1);
+        ck_assert(step >= 1 && step <= 16);
+        c.loss[step - 1] = td_json_get_number(root, "loss", (double)NAN);
         c.evaluation = td_json_get_number(td_json_get(root, "eval"), "loss", (double)NAN);
         td_json_close(document);
     }
     fclose(from);
     td_close(td);
-    ck_assert_msg(read == count, "%s has %d lines, not %d", path, read, count);
     return c;
 }
 
-static void assert_same_curve(const curve *got, const curve *want, int count, const char *who)
+/* From update `first` to `last`. */
+static void assert_same_curve(const curve *got, const curve *want, int first, int last, const char *who)
 {
-    for (int i = 0; i < count; i++)
+    for (int i = first - 1; i < last; i++)
         ck_assert_msg(fabs(got->loss[i] - want->loss[i]) <= 1e-10 * want->loss[i], "%s: loss %d is %.17g, not %.17g", who, i + 1, got->loss[i],
                       want->loss[i]);
     ck_assert_msg(fabs(got->evaluation - want->evaluation) <= 1e-10 * want->evaluation, "%s: evaluated to %.17g, not %.17g", who,
@@ -152,7 +153,7 @@ static bool is_loaded(int from, int to) { return check_all() || to == (from * 7 
 static void check_worlds(const char *program, const char *flags, int every)
 {
     ck_assert_sh(0, "rm -rf whole; %s train %s --steps %d --schedule-steps 9 --out whole", program, flags, ENDS);
-    curve whole = read_curve("whole", ENDS);
+    curve whole = read_curve("whole");
     for (int from = 0; from < WORLDS; from++) {
         if (!is_saved(from, every)) continue;
         ck_assert_sh(0, "rm -rf saved; %s train %s --steps %d --schedule-steps 9 --out saved %s", program, flags, SAVED,
@@ -163,8 +164,8 @@ static void check_worlds(const char *program, const char *flags, int every)
             snprintf(who, sizeof who, "%s on %d ranks to %s on %d", worlds[from].strategy, worlds[from].ranks, worlds[to].strategy,
                      worlds[to].ranks);
             ck_assert_sh(0, "rm -rf loaded; cp -r saved loaded; %s train --resume --out loaded --steps %d %s", program, ENDS, world_flags(to));
-            curve loaded = read_curve("loaded", ENDS);
-            assert_same_curve(&loaded, &whole, ENDS, who);
+            curve loaded = read_curve("loaded");
+            assert_same_curve(&loaded, &whole, 1, ENDS, who);
         }
     }
 }
@@ -234,12 +235,12 @@ START_TEST(test_what_is_saved_is_of_its_step)
 {
     make_table();
     ck_assert_sh(0, "rm -rf whole; " SMALL "--steps 9 --out whole");
-    curve whole = read_curve("whole", 9);
+    curve whole = read_curve("whole");
     for (int step = 2; step <= 6; step += 2) {
         ck_assert_sh(0, "rm -rf now; " SLOW(30) SMALL "--steps 8 --save-every 2 --keep 9 --out now --ranks 2 --strategy zero1");
         ck_assert_sh(0, "for s in 2 4 6 8; do test $s -le %d || rm -r now/checkpoints/step-$s; done; $MLP train --resume --steps 9 --out now", step);
-        curve now = read_curve("now", 9);
-        assert_same_curve(&now, &whole, 9, "saved while it trained");
+        curve now = read_curve("now");
+        assert_same_curve(&now, &whole, 1, 9, "saved while it trained");
     }
     ck_assert_sh(0, "rm -rf each; " SMALL "--steps 9 --save-every 1 --out each --ranks 3 && ls each/checkpoints");
     ck_assert_str_eq(out_text + strlen(out_text) - 21, "step-7\nstep-8\nstep-9\n");
@@ -257,7 +258,7 @@ END_TEST
 
 START_TEST(test_a_run_that_ends_ends_behind_its_save)
 {
-    static const char *const ways[] = { "", "--ranks 2" };
+    static const char *const ways[] = { "", "--ranks 2" }, *const disks[] = { SLOW(200), SLOW(3500) "DISK_RANK=1 " };
     make_table();
     for (int i = 0; i < 2; i++) {
         ck_assert_sh(0, "rm -rf term; " SLOW(100) SMALL "--steps 1000000 --save-every 5 --out term %s >said.txt & "
@@ -266,7 +267,7 @@ START_TEST(test_a_run_that_ends_ends_behind_its_save)
                         "test -s term/checkpoints/step-$(cat step.txt)/manifest.json && ! ls -d term/checkpoints/.step-*", ways[i]);
         /* nor does the error of an update behind it cut it off */
         ck_assert_sh(0, "rm -rf nan; $MLP train " TABLE "--optimizer sgd --steps 2 --out nan %s", ways[i]);
-        ck_assert_sh(1, SLOW(200) "$MLP train --resume --lr 1e80 --steps 9 --save-every 1 --out nan");
+        ck_assert_sh(1, "%s $MLP train --resume --lr 1e80 --steps 9 --save-every 1 --out nan", disks[i]);
         ck_assert_str_has(err_text, "; the last checkpoint saved is nan/checkpoints/step-3");
         ck_assert_sh(0, "ls -A nan/checkpoints");
         ck_assert_str_eq(out_text, "step-2\nstep-3\n");
@@ -280,7 +281,7 @@ START_TEST(test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint)
 {
     make_table();
     ck_assert_sh(0, "rm -rf was; " SMALL "--steps 2 --out was && rm -rf whole; " SMALL "--steps 7 --out whole");
-    curve whole = read_curve("whole", 7);
+    curve whole = read_curve("whole");
     for (int rank = 0; rank < 3; rank++) {
         ck_assert_sh(1, "rm -rf full; cp -r was full; " ON_DISK "DISK_RANK=%d DISK_FULL=4 $MLP train --resume --steps 9 --save-every 1 --out full "
                         "--ranks %d", rank, rank == 0 ? 1 : 3);
@@ -291,8 +292,8 @@ START_TEST(test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint)
         ck_assert_sh(0, "ls full/checkpoints && ! ls -d full/checkpoints/.step-3");
         ck_assert_str_eq(out_text, "step-2\n");
         ck_assert_sh(0, "$MLP train --resume --steps 7 --out full && ! ls -d full/checkpoints/.step-*");
-        curve full = read_curve("full", 7);
-        assert_same_curve(&full, &whole, 7, "after a full disk");
+        curve full = read_curve("full");
+        assert_same_curve(&full, &whole, 1, 7, "after a full disk");
     }
 }
 END_TEST
@@ -318,7 +319,7 @@ START_TEST(test_killed_at_any_point_of_a_save_the_last_one_loads)
     int kills = check_all() ? 30 : 10, met[KINDS] = { 0 };
     make_table();
     ck_assert_sh(0, "rm -rf was; " SMALL "--steps 1 --out was && rm -rf whole; " SMALL "--steps 8 --out whole");
-    curve whole = read_curve("whole", 8);
+    curve whole = read_curve("whole");
     for (int k = 0; k < kills; k++) {
         const death *d = &deaths[k % DEATHS];
         int last = 0, at = 0;
@@ -337,8 +338,8 @@ START_TEST(test_killed_at_any_point_of_a_save_the_last_one_loads)
         int status = sh("$MLP train --resume --steps 8 --out killed %s", world_flags(w));
         ck_assert_msg(status == 0, "%s: %s", who, err_text);
         ck_assert_sh(0, "! ls -d killed/checkpoints/.step-*");
-        curve killed = read_curve("killed", 8);
-        assert_same_curve(&killed, &whole, 8, who);
+        curve killed = read_curve("killed");
+        assert_same_curve(&killed, &whole, 7, 8, who); /* the killed one may have saved an update before it wrote its line */
     }
     for (int c = 0; c < (check_all() ? KINDS : 3); c++) ck_assert_msg(met[c] > 0, "none was killed at %s", calls[c]);
 }
