@@ -27,12 +27,12 @@ static const void *elements_of(void *user, int64_t index)
     return td_state_read(s, 0, td_shape_elements(td_state_shape(s)), e->elements) ? e->elements : NULL;
 }
 
-/* What is evaluated in place of a parameter. */
-static td_state average_of(td_state s)
+td_state run_evaluated(td_state parameter)
 {
     char name[512];
-    snprintf(name, sizeof name, "%.500s.ema", td_state_name(s));
-    return td_state_named(s.td, name);
+    snprintf(name, sizeof name, "%.500s.ema", td_state_name(parameter));
+    td_state average = td_state_named(parameter.td, name);
+    return *td_state_name(average) ? average : parameter;
 }
 
 static bool collect(exported *e)
@@ -42,10 +42,10 @@ static bool collect(exported *e)
     e->entries = td_alloc(e->td, (size_t)e->room * sizeof *e->entries, "export");
     if (!e->states || !e->entries) return false;
     for (int64_t i = 0; i < e->room; i++) {
-        td_state s = td_state_at(e->td, i), average = average_of(s);
+        td_state s = td_state_at(e->td, i);
         if (td_state_kind_of(s) != TD_PARAMETER) continue;
         int64_t bytes = td_shape_elements(td_state_shape(s)) * td_dtype_size(td_state_dtype(s));
-        e->states[e->count] = *td_state_name(average) ? average : s;
+        e->states[e->count] = run_evaluated(s);
         e->entries[e->count++] = (td_safetensors_entry){ .name = td_state_name(s), .dtype = td_state_dtype(s), .shape = td_state_shape(s),
                                                          .bytes = bytes };
         if (bytes > e->bytes) e->bytes = bytes;

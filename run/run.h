@@ -148,6 +148,8 @@ TD_API bool run_begin(run_loop *run);
  * start of schedule and data, moments at 0, and seed and batch are free. The context's own state is neither read nor given memory.
  * run_begin comes first. false after an error, which leaves no checkpoint. */
 TD_API bool run_save_weights(run_loop *run, run_weights_get get, void *user);
+/* What is evaluated in place of a parameter, and so is what others want of a run: its average where --ema keeps one, else itself. */
+TD_API td_state run_evaluated(td_state parameter);
 /* One line on stdout that tells what a command came to; with --json on stderr. */
 TD_API void run_say(run_loop *run, const char *format, ...) TD_PRINTF(2, 3);
 

@@ -165,6 +165,19 @@ static double eval_loss(td_context *td, const char *flags)
     return loss;
 }
 
+/* With --ema the averages are what is evaluated, and so what is published: under the parameters' keys, and nothing else. */
+START_TEST(test_averages_are_what_is_exported)
+{
+    enter();
+    td_context *td = open_cpu(TD_F32);
+    ck_assert_sh(0, TEXT "rm -rf averaged hf back && $GPT train " SMALL "--steps 3 --ema 0.7 --out averaged && $GPT export --out averaged --to hf && "
+                         "! grep -q ema hf/model.safetensors && $GPT import --from hf --out back");
+    double before = eval_loss(td, "--out averaged"), after = eval_loss(td, "--out back --data text.txt --tokenizer characters --batch 24");
+    ck_assert_msg(before == after, "%.17g is not %.17g", after, before);
+    td_close(td);
+}
+END_TEST
+
 /* Written by three ranks in parts, read as one, in the form whose biases transformers would have to make up. */
 START_TEST(test_a_run_in_parts_is_exported_whole)
 {
@@ -543,7 +556,7 @@ START_TEST(test_a_beginning_lacks_no_parameter)
 END_TEST
 
 TESTS("import", test_an_imported_model_gives_the_logits_of_transformers, test_the_sizes_of_config_json_become_flags,
-      test_what_is_exported_imports_to_the_same_bits, test_a_run_in_parts_is_exported_whole, test_bf16_is_exported_where_it_is_asked_for,
+      test_what_is_exported_imports_to_the_same_bits, test_averages_are_what_is_exported, test_a_run_in_parts_is_exported_whole, test_bf16_is_exported_where_it_is_asked_for,
       test_training_begins_with_imported_weights_on_any_world, test_keys_with_and_without_prefix_and_known_extras,
       test_every_float_dtype_is_converted, test_shards_and_their_index, test_a_tokenizer_goes_with_the_weights,
       test_tensors_that_do_not_fit_are_refused_by_name, test_a_config_that_does_not_fit_is_refused_by_name,

@@ -3,7 +3,7 @@
  *     gpt export --out OUT --to DIR [--dtype bf16]
  *
  * DIR gets model.safetensors and config.json, and the tokenizer's files where the run keeps a byte-level BPE. Weights are of the dtype
- * they were trained in, f32 mostly; bf16 where that is asked for. Nothing that is in DIR is written over.
+ * they were trained in, f32 mostly (with --ema their averages); bf16 where that is asked for. Nothing that is in DIR is written over.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -24,7 +24,8 @@ typedef struct target {
     char dir[GPT_PATH], model[GPT_PATH], config[GPT_PATH];
     td_safetensors_entry *entries;
     char (*keys)[KEY_ROOM];
-    int64_t states;
+    td_state *parameters;
+    int64_t count, room;
     void *state, *turned, *converted; /* of the largest tensor */
     int64_t bytes;
 } target;
@@ -32,11 +33,11 @@ typedef struct target {
 static const void *tensor(void *user, int64_t index)
 {
     target *t = user;
-    td_state s = td_state_at(t->td, index);
+    td_state s = t->parameters[index];
     td_shape shape = td_state_shape(s);
     td_dtype dtype = td_state_dtype(s);
     const void *data = t->state;
-    if (!td_state_read(s, 0, td_shape_elements(shape), t->state)) return NULL;
+    if (!td_state_read(run_evaluated(s), 0, td_shape_elements(shape), t->state)) return NULL;
     if (gpt_is_turned(t->form, td_state_name(s), shape)) {
         gpt_turn(t->turned, data, shape.dim[0], shape.dim[1], td_dtype_size(dtype));
         data = t->turned;
@@ -49,9 +50,12 @@ static const void *tensor(void *user, int64_t index)
 /* GPT-2's keys with the prefix that goes with a head, as transformers write them. */
 static void name_entries(target *t)
 {
-    for (int64_t i = 0; i < t->states; i++) {
-        td_state s = td_state_at(t->td, i);
+    for (int64_t k = 0; k < t->room; k++) {
+        td_state s = td_state_at(t->td, k);
         td_shape shape = td_state_shape(s);
+        int64_t i = t->count;
+        if (td_state_kind_of(s) != TD_PARAMETER) continue; /* averages, which take their parameters' places */
+        t->parameters[t->count++] = s;
         const char *name = td_state_name(s);
         bool prefixed = t->form == GPT_2 && strncmp(name, "lm_head.", 8);
         if (gpt_is_turned(t->form, name, shape)) shape = TD_SHAPE(shape.dim[1], shape.dim[0]);
@@ -66,20 +70,22 @@ static void name_entries(target *t)
 static bool write_model(target *t)
 {
     static const char *const metadata[] = { "format", "pt", NULL };
-    t->states = td_state_count(t->td);
-    t->entries = td_alloc(t->td, (size_t)t->states * sizeof *t->entries, "export");
-    t->keys = td_alloc(t->td, (size_t)t->states * sizeof *t->keys, "export");
-    bool ok = t->entries && t->keys;
+    t->room = td_state_count(t->td);
+    t->parameters = td_alloc(t->td, (size_t)t->room * sizeof *t->parameters, "export");
+    t->entries = td_alloc(t->td, (size_t)t->room * sizeof *t->entries, "export");
+    t->keys = td_alloc(t->td, (size_t)t->room * sizeof *t->keys, "export");
+    bool ok = t->parameters && t->entries && t->keys;
     if (ok) name_entries(t);
     t->state = ok ? td_alloc(t->td, (size_t)t->bytes, "export") : NULL;
     t->turned = t->state ? td_alloc(t->td, (size_t)t->bytes, "export") : NULL;
     t->converted = t->turned ? td_alloc(t->td, (size_t)t->bytes, "export") : NULL;
-    ok = t->converted && td_safetensors_write_from(t->td, t->model, t->entries, t->states, metadata, tensor, t);
+    ok = t->converted && td_safetensors_write_from(t->td, t->model, t->entries, t->count, metadata, tensor, t);
     td_free(t->td, t->state, (size_t)t->bytes, "export");
     td_free(t->td, t->turned, (size_t)t->bytes, "export");
     td_free(t->td, t->converted, (size_t)t->bytes, "export");
-    td_free(t->td, t->entries, (size_t)t->states * sizeof *t->entries, "export");
-    td_free(t->td, t->keys, (size_t)t->states * sizeof *t->keys, "export");
+    td_free(t->td, t->parameters, (size_t)t->room * sizeof *t->parameters, "export");
+    td_free(t->td, t->entries, (size_t)t->room * sizeof *t->entries, "export");
+    td_free(t->td, t->keys, (size_t)t->room * sizeof *t->keys, "export");
     return ok;
 }
 
