@@ -298,6 +298,35 @@ START_TEST(test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint)
 }
 END_TEST
 
+/* Each is told once, by one rank for all; the checkpoint is the only one. */
+START_TEST(test_what_is_wrong_with_a_checkpoint_is_named)
+{
+#define ANEW "; there is no older checkpoint: train without --resume to begin anew"
+#define MANIFEST(edit) "sed -i '" edit "' wrong/checkpoints/step-2/manifest.json"
+    static const struct { const char *damage, *says; } cases[] = {
+        { MANIFEST("s/\"name\":\"net.3.bias\"/\"name\":\"net.4.bias\"/"), "step-2: does not hold 'net.3.bias', which this model has" },
+        { MANIFEST("s/\"name\":\"net.3.weight.exp_avg\"/\"name\":\"lost\"/"), "step-2: does not hold 'net.3.weight.exp_avg', which this model has" },
+        { MANIFEST("s/\"states\":\\[/&{\"name\":\"more\",\"kind\":\"parameter\",\"dtype\":\"f64\",\"shape\":[],\"pieces\":[]},/"),
+          "step-2: holds 'more', which this model has not: give the flags it was trained with" },
+        { "truncate -s -8 wrong/checkpoints/step-2/rank-2.safetensors", "step-2/rank-2.safetensors: " },
+        { "truncate -s -8 wrong/checkpoints/step-2/rank-2.safetensors", ANEW },
+        { "rm wrong/checkpoints/step-2/rank-1.safetensors", "step-2/rank-1.safetensors: No such file or directory" ANEW },
+        { "truncate -s 100 wrong/checkpoints/step-2/manifest.json", "step-2/manifest.json: " },
+        { "truncate -s 100 wrong/checkpoints/step-2/manifest.json", ANEW },
+        { "echo {} >wrong/checkpoints/step-2/manifest.json", "manifest.json is not one of a checkpoint this version can read" ANEW },
+        { "rm wrong/checkpoints/step-2/manifest.json", "wrong/checkpoints holds no complete checkpoint" },
+    };
+    make_table();
+    ck_assert_sh(0, "rm -rf right; " SMALL "--steps 2 --out right --ranks 3 --strategy zero2");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        ck_assert_sh(0, "rm -rf wrong; cp -r right wrong; %s", cases[i].damage);
+        ck_assert_sh(1, "$MLP train --resume --steps 4 --out wrong --ranks 2 --strategy fsdp");
+        ck_assert_str_has(err_text, cases[i].says);
+        ck_assert_int_eq(lines_of(err_text, "\n"), 1);
+    }
+}
+END_TEST
+
 /* Killed before one of its calls on the files, wherever that is: what is left goes on as if nothing had been. */
 typedef struct death {
     const char *world;
@@ -324,11 +353,11 @@ START_TEST(test_killed_at_any_point_of_a_save_the_last_one_loads)
         const death *d = &deaths[k % DEATHS];
         int last = 0, at = 0;
         ck_assert_sh(0, "rm -rf killed calls.txt; cp -r was killed; " ON_DISK "DISK_RANK=%d DISK_LOG=calls.txt $MLP train --resume --steps 6 "
-                        "--save-every 1 --keep 2 --out killed %s", d->rank, d->world);
+                        "--save-every 1 --keep 1 --out killed %s", d->rank, d->world);
         last = count_lines_of("calls.txt");
         at = 1 + (int)(fabs(check_normal((uint64_t)k)) * 1e6) % last;
         ck_assert_sh(137, "rm -rf killed calls.txt; cp -r was killed; " ON_DISK "DISK_RANK=%d DISK_LOG=calls.txt DISK_KILL=%d $MLP train --resume "
-                          "--steps 6 --save-every 1 --keep 2 --out killed %s", d->rank, at, d->world);
+                          "--steps 6 --save-every 1 --keep 1 --out killed %s", d->rank, at, d->world);
         ck_assert_int_eq(count_lines_of("calls.txt"), at);
         ck_assert_sh(0, "tail -n 1 calls.txt");
         for (int c = 0; c < KINDS; c++) met[c] += !strncmp(out_text, calls[c], strlen(calls[c]));
@@ -412,5 +441,5 @@ END_TEST
 TESTS("checkpoint", test_every_rank_writes_its_share, test_mlp_goes_on_in_any_world, test_gpt_goes_on_in_any_world,
       test_training_goes_on_while_a_checkpoint_is_written, test_what_is_saved_is_of_its_step, test_a_slow_disk_is_no_late_rank,
       test_a_run_that_ends_ends_behind_its_save, test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint,
-      test_killed_at_any_point_of_a_save_the_last_one_loads, test_export_is_one_file_of_what_is_evaluated,
+      test_what_is_wrong_with_a_checkpoint_is_named, test_killed_at_any_point_of_a_save_the_last_one_loads, test_export_is_one_file_of_what_is_evaluated,
       test_export_says_what_is_wrong)
