@@ -314,6 +314,8 @@ static void finish(run_loop *run)
     if (!run->started || (trained && !run_save(run))) return;
     if (!stopped && run->evaluation.step != step) run_evaluate(run);
     if (!run_save_wait(run)) return;
+    if (trained && *run->out && run->ranks > 1) run_any(run, false); /* no rank leaves before the checkpoint stands */
+    if (run_failed(run)) return;
     run_record_close(run);
     if (!run_profile_report(run)) return; /* stopped amid one: what there is of it */
     if (stopped) say_stopped(run, step);

@@ -256,6 +256,17 @@ START_TEST(test_a_slow_disk_is_no_late_rank)
 }
 END_TEST
 
+/* A rank that is done would be missed: under mpirun all end together. */
+START_TEST(test_no_rank_leaves_before_the_checkpoint_stands)
+{
+    if (system("command -v mpirun >/dev/null 2>&1")) SKIP("there is no mpirun here: install Debian's package openmpi-bin");
+    make_table();
+    ck_assert_sh(0, "rm -rf together; export ASAN_OPTIONS=$ASAN_OPTIONS:verify_asan_link_order=0:detect_leaks=0 OMPI_ALLOW_RUN_AS_ROOT=1 "
+                    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; timeout 60 mpirun --oversubscribe -n 2 -x LD_PRELOAD='" DISK "' -x DISK_PATH=/checkpoints "
+                    "-x DISK_DELAY_MS=700 " SMALL "--steps 2 --timeout 1 --out together && test -s together/checkpoints/step-2/manifest.json");
+}
+END_TEST
+
 START_TEST(test_a_run_that_ends_ends_behind_its_save)
 {
     static const char *const ways[] = { "", "--ranks 2" }, *const disks[] = { SLOW(200), SLOW(3500) "DISK_RANK=1 " };
@@ -440,6 +451,7 @@ END_TEST
 
 TESTS("checkpoint", test_every_rank_writes_its_share, test_mlp_goes_on_in_any_world, test_gpt_goes_on_in_any_world,
       test_training_goes_on_while_a_checkpoint_is_written, test_what_is_saved_is_of_its_step, test_a_slow_disk_is_no_late_rank,
-      test_a_run_that_ends_ends_behind_its_save, test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint,
+      test_no_rank_leaves_before_the_checkpoint_stands, test_a_run_that_ends_ends_behind_its_save,
+      test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint,
       test_what_is_wrong_with_a_checkpoint_is_named, test_killed_at_any_point_of_a_save_the_last_one_loads, test_export_is_one_file_of_what_is_evaluated,
       test_export_says_what_is_wrong)
