@@ -243,7 +243,10 @@ bool run_snapshot_begin(run_loop *run, run_snapshot *s)
     return ok;
 }
 
-static int64_t bytes_of(const layout *l, int64_t s, const piece *p) { return p->count * td_dtype_size(td_state_dtype(td_state_at(l->td, s))); }
+static int64_t bytes_of(const layout *l, int64_t s, const piece *p)
+{
+    return p->count * td_dtype_size(td_state_dtype(td_state_at(l->td, s)));
+}
 
 static bool copy_piece(const layout *l, int64_t i, const piece *p, run_snapshot *s, char *to)
 {

@@ -60,7 +60,8 @@ static double number_in(const char *file, const char *name)
 START_TEST(test_every_rank_writes_its_share)
 {
     static const struct { const char *strategy; int ranks; } worlds[] = {
-        { "ddp", 4 }, { "zero1", 3 }, { "zero2", 2 }, { "zero3 --whole-elements 200", 4 }, { "fsdp", 3 }, { "hsdp:2x2", 4 }, { "hsdp:1x3", 3 },
+        { "ddp", 4 },  { "zero1", 3 },    { "zero2", 2 },    { "zero3 --whole-elements 200", 4 },
+        { "fsdp", 3 }, { "hsdp:2x2", 4 }, { "hsdp:1x3", 3 },
     };
     static const char flags[] = "--task regress --hidden 128,131 --batch 36 --dtype f64 --threads 1";
     ck_assert_sh(0, "rm -rf one; $MLP train %s --steps 2 --out one", flags);
@@ -71,11 +72,12 @@ START_TEST(test_every_rank_writes_its_share)
         ck_assert_sh(0, "rm -rf share; $MLP train %s --steps 2 --out share --ranks %d --strategy %s", flags, ranks, worlds[w].strategy);
         for (int rank = 0; rank < ranks; rank++) {
             double bytes = file_bytes("share/checkpoints/step-2/rank-%d.safetensors", rank);
-            ck_assert_msg(bytes < 1.05 * whole / ranks, "%s: rank %d of %d writes %.0f bytes of %.0f", worlds[w].strategy, rank, ranks, bytes,
-                          whole);
+            ck_assert_msg(bytes < 1.05 * whole / ranks, "%s: rank %d of %d writes %.0f bytes of %.0f", worlds[w].strategy, rank, ranks,
+                          bytes, whole);
             all += bytes;
         }
-        double copied = number_in("share/summary.json", "checkpoint_bytes"), written = file_bytes("share/checkpoints/step-2/rank-0.safetensors");
+        double copied = number_in("share/summary.json", "checkpoint_bytes");
+        double written = file_bytes("share/checkpoints/step-2/rank-0.safetensors");
         ck_assert_msg(copied < written && copied > 0.97 * written, "%.0f bytes copied, %.0f written", copied, written);
         ck_assert_sh(0, "$MLP plan --json %s --world %d --strategy %s >plan.json", flags, ranks, worlds[w].strategy);
         ck_assert_double_eq(number_in("plan.json", "checkpoint_bytes"), copied);
@@ -139,8 +141,8 @@ static curve read_curve(const char *out)
 static void assert_same_curve(const curve *got, const curve *want, int first, int last, const char *who)
 {
     for (int i = first - 1; i < last; i++)
-        ck_assert_msg(fabs(got->loss[i] - want->loss[i]) <= 1e-10 * want->loss[i], "%s: loss %d is %.17g, not %.17g", who, i + 1, got->loss[i],
-                      want->loss[i]);
+        ck_assert_msg(fabs(got->loss[i] - want->loss[i]) <= 1e-10 * want->loss[i], "%s: loss %d is %.17g, not %.17g", who, i + 1,
+                      got->loss[i], want->loss[i]);
     ck_assert_msg(fabs(got->evaluation - want->evaluation) <= 1e-10 * want->evaluation, "%s: evaluated to %.17g, not %.17g", who,
                   got->evaluation, want->evaluation);
 }
@@ -163,7 +165,8 @@ static void check_worlds(const char *program, const char *flags, int every)
             char who[160];
             snprintf(who, sizeof who, "%s on %d ranks to %s on %d", worlds[from].strategy, worlds[from].ranks, worlds[to].strategy,
                      worlds[to].ranks);
-            ck_assert_sh(0, "rm -rf loaded; cp -r saved loaded; %s train --resume --out loaded --steps %d %s", program, ENDS, world_flags(to));
+            ck_assert_sh(0, "rm -rf loaded; cp -r saved loaded; %s train --resume --out loaded --steps %d %s", program, ENDS,
+                         world_flags(to));
             curve loaded = read_curve("loaded");
             assert_same_curve(&loaded, &whole, 1, ENDS, who);
         }
@@ -238,7 +241,8 @@ START_TEST(test_what_is_saved_is_of_its_step)
     curve whole = read_curve("whole");
     for (int step = 2; step <= 6; step += 2) {
         ck_assert_sh(0, "rm -rf now; " SLOW(30) SMALL "--steps 8 --save-every 2 --keep 9 --out now --ranks 2 --strategy zero1");
-        ck_assert_sh(0, "for s in 2 4 6 8; do test $s -le %d || rm -r now/checkpoints/step-$s; done; $MLP train --resume --steps 9 --out now", step);
+        ck_assert_sh(0, "for s in 2 4 6 8; do test $s -le %d || rm -r now/checkpoints/step-$s; done; "
+                        "$MLP train --resume --steps 9 --out now", step);
         curve now = read_curve("now");
         assert_same_curve(&now, &whole, 1, 9, "saved while it trained");
     }
@@ -262,8 +266,9 @@ START_TEST(test_no_rank_leaves_before_the_checkpoint_stands)
     if (system("command -v mpirun >/dev/null 2>&1")) SKIP("there is no mpirun here: install Debian's package openmpi-bin");
     make_table();
     ck_assert_sh(0, "rm -rf together; export ASAN_OPTIONS=$ASAN_OPTIONS:verify_asan_link_order=0:detect_leaks=0 OMPI_ALLOW_RUN_AS_ROOT=1 "
-                    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; timeout 60 mpirun --oversubscribe -n 2 -x LD_PRELOAD='" DISK "' -x DISK_PATH=/checkpoints "
-                    "-x DISK_DELAY_MS=700 " SMALL "--steps 2 --timeout 1 --out together && test -s together/checkpoints/step-2/manifest.json");
+                    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; timeout 60 mpirun --oversubscribe -n 2 -x LD_PRELOAD='" DISK "' "
+                    "-x DISK_PATH=/checkpoints -x DISK_DELAY_MS=700 " SMALL "--steps 2 --timeout 1 --out together && "
+                    "test -s together/checkpoints/step-2/manifest.json");
 }
 END_TEST
 
@@ -294,8 +299,8 @@ START_TEST(test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint)
     ck_assert_sh(0, "rm -rf was; " SMALL "--steps 2 --out was && rm -rf whole; " SMALL "--steps 7 --out whole");
     curve whole = read_curve("whole");
     for (int rank = 0; rank < 3; rank++) {
-        ck_assert_sh(1, "rm -rf full; cp -r was full; " ON_DISK "DISK_RANK=%d DISK_FULL=4 $MLP train --resume --steps 9 --save-every 1 --out full "
-                        "--ranks %d", rank, rank == 0 ? 1 : 3);
+        ck_assert_sh(1, "rm -rf full; cp -r was full; " ON_DISK "DISK_RANK=%d DISK_FULL=4 $MLP train --resume --steps 9 "
+                        "--save-every 1 --out full --ranks %d", rank, rank == 0 ? 1 : 3);
         char says[160];
         snprintf(says, sizeof says, "full/checkpoints/.step-3/rank-%d.safetensors: cannot be written: No space left on device", rank);
         ck_assert_str_has(err_text, says);
@@ -453,5 +458,5 @@ TESTS("checkpoint", test_every_rank_writes_its_share, test_mlp_goes_on_in_any_wo
       test_training_goes_on_while_a_checkpoint_is_written, test_what_is_saved_is_of_its_step, test_a_slow_disk_is_no_late_rank,
       test_no_rank_leaves_before_the_checkpoint_stands, test_a_run_that_ends_ends_behind_its_save,
       test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint,
-      test_what_is_wrong_with_a_checkpoint_is_named, test_killed_at_any_point_of_a_save_the_last_one_loads, test_export_is_one_file_of_what_is_evaluated,
-      test_export_says_what_is_wrong)
+      test_what_is_wrong_with_a_checkpoint_is_named, test_killed_at_any_point_of_a_save_the_last_one_loads,
+      test_export_is_one_file_of_what_is_evaluated, test_export_says_what_is_wrong)
