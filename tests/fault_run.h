@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <glob.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <sys/syscall.h>
@@ -167,6 +168,18 @@ static inline void meddle_place(const td_program *p, const td_node *n, td_place_
     for (int8_t d = 0; d < TD_MAX_DIMS; d++) rule->in[0][d] = rule->out[0][d] = (int8_t)(d + 1);
 }
 
+/* Until no checkpoint is being written in a folder beside, 10 s at most: so it is known from which one a restart goes on. */
+static inline void await_saves(void)
+{
+    for (int tries = 0; tries < 1000; tries++) {
+        glob_t found;
+        bool saving = glob("*/checkpoints/.step-*", 0, NULL, &found) == 0;
+        globfree(&found);
+        if (!saving) return;
+        fault_sleep(0.01);
+    }
+}
+
 static inline void meddle_cpu(const td_kernel *k)
 {
     bool backward = ((const meddle_attr *)k->attr)->backward, due = k->run->update >= FAULT_UPDATE;
@@ -179,7 +192,9 @@ static inline void meddle_cpu(const td_kernel *k)
     if (fault_is("die") && fault_in("forward") && (k->run->update == 5 || k->run->update == 9)) {
         char marker[32];
         snprintf(marker, sizeof marker, "died-at-%d", (int)k->run->update);
-        if (mkdir(marker, 0777) == 0) raise(SIGKILL);
+        if (mkdir(marker, 0777) != 0) return;
+        await_saves();
+        raise(SIGKILL);
     }
 }
 
