@@ -348,13 +348,14 @@ TD_API td_profile_event td_profile_at(const td_context *td, int64_t index); /* a
 TD_API int64_t td_profile_steps(const td_context *td);    /* td_step calls profiled */
 TD_API void td_profile_clear(td_context *td);             /* ends it and frees it */
 
-/* What the machine can do at best with a number of threads, measured: a floor under a task's time. */
+/* What the machine, a GPU or a number of threads of the CPU, can do at best, measured: a floor under a task's time. */
 typedef struct td_machine {
+    char name[64];            /* of the GPU; "": the CPU's threads */
     double flops[TD_DTYPES];  /* a second, of large matrix products in f32, f64 and bf16; 0: not measured or not possible */
-    double bytes;             /* a second, read and written, of a = b + s c over memory that no cache holds */
-    int64_t buffer_bytes;     /* of a, b and c together */
+    double bytes;             /* a second, read and written, of a = b + s c over memory that no cache holds; on a GPU of a = b */
+    int64_t buffer_bytes;     /* of what is read and written together */
 } td_machine;
-/* With td's threads, in the dtype its products run in and in that of its other operations; takes less than a second. Where
+/* On td's device, with its threads, in the dtype its products run in and in that of its other operations; takes less than a second. Where
  * `share` ranks of a machine measure at the same time they divide the buffer among them. False and an error on failure. */
 TD_API bool td_machine_measure(td_context *td, int share, td_machine *out);
 

@@ -38,6 +38,9 @@ typedef struct cuda_plan {
     uint64_t inputs_epoch, arena_epoch;       /* that its operands and graph were made for */
     bool warm;                                /* has run since */
     cudaGraphExec_t graph;
+    cudaGraphExec_t timed;                    /* the same, with events between the calls */
+    cudaEvent_t *events;                      /* before each call, and behind the last; NULL: never profiled */
+    uint32_t event_count;
 } cuda_plan;
 
 /* ---- Errors */
@@ -169,10 +172,11 @@ static bool send_inputs(td_context *td, const td_planned *plan)
 
 /* ---- Running */
 
-static void drop_graph(cuda_plan *p)
+static void drop_graphs(cuda_plan *p)
 {
     if (p->graph) cudaGraphExecDestroy(p->graph);
-    p->graph = NULL;
+    if (p->timed) cudaGraphExecDestroy(p->timed);
+    p->graph = p->timed = NULL;
     p->warm = false;
 }
 
@@ -185,7 +189,7 @@ static cuda_plan *bound_plan(td_context *td, td_planned *plan)
     }
     cuda_plan *p = plan->on_device;
     if (!p || (p->inputs_epoch == td->cuda->inputs_epoch && p->arena_epoch == td->arena_epoch)) return p;
-    drop_graph(p);
+    drop_graphs(p);
     p->inputs_epoch = td->cuda->inputs_epoch;
     p->arena_epoch = td->arena_epoch;
     for (uint32_t i = plan->fixed_count; i < plan->binding_count; i++) {
@@ -208,45 +212,97 @@ void td_copy_cuda(const td_kernel *k)
                "copying a value");
 }
 
-static bool call_all(td_context *td, const td_planned *plan)
+/* Hands over the calls; `events`, where there are any, are recorded around each. What was asked for is looked at between them: NaN,
+ * erased memory. */
+static bool call_all(td_context *td, td_planned *plan, const cudaEvent_t *events, unsigned how)
 {
-    for (uint32_t t = 0; t < plan->task_count && td->error == TD_OK; t++) plan->tasks[t].run(&plan->tasks[t].kernel);
-    td->device_counts.calls += plan->task_count;
-    return td->error == TD_OK;
-}
-
-/* One by one, looked at between: profiles, NaN, erased memory. */
-static bool call_each(td_context *td, td_planned *plan)
-{
-    if (td->profiling && !td_profile_plan(td, plan)) return false;
+    cudaStream_t stream = td->cuda->stream;
     if (td->options.poison) td_plan_dying(td, plan, -1, erase, td);
-    if (td->profiling && !wait(td)) return false;
     for (uint32_t t = 0; t < plan->task_count; t++) {
         const td_task *task = &plan->tasks[t];
-        int64_t begin_ns = td->profiling ? td_profile_now() : 0;
+        if (events && !td_cuda_ok(td, cudaEventRecordWithFlags(events[t], stream, how), "recording an event")) return false;
         task->run(&task->kernel);
-        td->device_counts.calls++;
-        if (td->profiling && td->error == TD_OK && wait(td)) td_profile_task_done(td, plan, t, begin_ns);
         if (td->options.eager && td->error == TD_OK) td_plan_check_nan(td, plan, task);
         if (td->error != TD_OK) return false;
         if (td->options.poison) td_plan_dying(td, plan, (int32_t)t, erase, td);
     }
-    td_profile_mark(td, "run");
-    return td->error == TD_OK;
+    td->device_counts.calls += plan->task_count;
+    return !events || td_cuda_ok(td, cudaEventRecordWithFlags(events[plan->task_count], stream, how), "recording an event");
 }
 
-static bool capture(td_context *td, const td_planned *plan, cuda_plan *p)
+static bool capture(td_context *td, td_planned *plan, const cudaEvent_t *events, cudaGraphExec_t *to)
 {
     cudaStream_t stream = td->cuda->stream;
     cudaGraph_t graph = NULL;
     if (!td_cuda_ok(td, cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "beginning a graph")) return false;
-    bool called = call_all(td, plan);
+    bool called = call_all(td, plan, events, cudaEventRecordExternal);
     cudaError_t status = cudaStreamEndCapture(stream, &graph);
-    if (called && td_cuda_ok(td, status, "ending a graph"))
-        td_cuda_ok(td, cudaGraphInstantiate(&p->graph, graph, 0), "making a graph");
+    if (called && td_cuda_ok(td, status, "ending a graph")) td_cuda_ok(td, cudaGraphInstantiate(to, graph, 0), "making a graph");
     if (graph) cudaGraphDestroy(graph);
-    td->device_counts.graphs += p->graph != NULL;
-    return p->graph != NULL;
+    td->device_counts.graphs += *to != NULL;
+    return *to != NULL;
+}
+
+static bool run_plan(td_context *td, td_planned *plan, cuda_plan *p, const cudaEvent_t *events)
+{
+    if (td->options.poison || td->options.eager || !p->warm) {
+        p->warm = call_all(td, plan, events, cudaEventRecordDefault);
+        return p->warm;
+    }
+    cudaGraphExec_t *graph = events ? &p->timed : &p->graph;
+    if (!*graph && !capture(td, plan, events, graph)) return false;
+    td->device_counts.replays++;
+    return td_cuda_ok(td, cudaGraphLaunch(*graph, td->cuda->stream), "launching a step");
+}
+
+/* ---- Under the profile
+ *
+ * Events lie between the calls, in the graph too, and are read when the step is done, which the host waits for. A call's time is from one
+ * event to the next, the passing from call to call included, so that times add up to the step's. The last event is taken to be when the
+ * host hears of it, a few us late. */
+
+static void free_events(td_context *td, cuda_plan *p)
+{
+    for (uint32_t e = 0; e < p->event_count; e++)
+        if (p->events[e]) cudaEventDestroy(p->events[e]);
+    td_free(td, p->events, p->event_count * sizeof *p->events, "host");
+    p->events = NULL;
+    p->event_count = 0;
+}
+
+static bool ensure_events(td_context *td, const td_planned *plan, cuda_plan *p)
+{
+    uint32_t count = plan->task_count + 1;
+    if (p->events) return true;
+    p->events = td_alloc(td, count * sizeof *p->events, "host");
+    if (!p->events) return false;
+    memset(p->events, 0, count * sizeof *p->events);
+    p->event_count = count;
+    for (uint32_t e = 0; e < count && td->error == TD_OK; e++) td_cuda_ok(td, cudaEventCreate(&p->events[e]), "making an event");
+    if (td->error != TD_OK) free_events(td, p);
+    return td->error == TD_OK;
+}
+
+/* How long before the last event `event` was, in ns; below 0 and an error. */
+static double ns_before_last(td_context *td, const cuda_plan *p, uint32_t event)
+{
+    float ms = -1;
+    td_cuda_ok(td, cudaEventElapsedTime(&ms, p->events[event], p->events[p->event_count - 1]), "reading an event");
+    return 1e6 * (double)ms;
+}
+
+static bool run_profiled(td_context *td, td_planned *plan, cuda_plan *p)
+{
+    if (!td_profile_plan(td, plan) || !ensure_events(td, plan, p) || !run_plan(td, plan, p, p->events) || !wait(td)) return false;
+    int64_t end_ns = td_profile_now();
+    double begin = plan->task_count ? ns_before_last(td, p, 0) : 0;
+    for (uint32_t t = 0; t < plan->task_count && td->error == TD_OK; t++) {
+        double end = ns_before_last(td, p, t + 1);
+        td_profile_task_done(td, plan, t, end_ns - (int64_t)begin, end_ns - (int64_t)end);
+        begin = end;
+    }
+    td_profile_mark(td, "run");
+    return td->error == TD_OK;
 }
 
 static bool cuda_run(td_context *td, td_planned *plan)
@@ -254,14 +310,7 @@ static bool cuda_run(td_context *td, td_planned *plan)
     if (!is_current(td) || !ensure_inputs(td, HEADER_BYTES + plan->slot_bytes)) return false;
     cuda_plan *p = bound_plan(td, plan);
     if (!p || !send_inputs(td, plan)) return false;
-    if (td->profiling || td->options.poison || td->options.eager) return call_each(td, plan);
-    if (!p->warm) {
-        p->warm = call_all(td, plan);
-        return p->warm;
-    }
-    if (!p->graph && !capture(td, plan, p)) return false;
-    td->device_counts.replays++;
-    return td_cuda_ok(td, cudaGraphLaunch(p->graph, td->cuda->stream), "launching a step");
+    return td->profiling ? run_profiled(td, plan, p) : run_plan(td, plan, p, NULL);
 }
 
 static void cuda_drop(td_context *td, td_planned *plan)
@@ -269,9 +318,47 @@ static void cuda_drop(td_context *td, td_planned *plan)
     cuda_plan *p = plan->on_device;
     if (!p) return;
     if (p->graph) cudaStreamSynchronize(td->cuda->stream); /* it may still run */
-    drop_graph(p);
+    drop_graphs(p);
+    free_events(td, p);
     td_free(td, p, sizeof *p, "program");
     plan->on_device = NULL;
+}
+
+/* ---- What it can do at best */
+
+enum { COPIES = 8 };
+
+static bool time_copies(td_context *td, void *to, const void *from, int64_t bytes, cudaEvent_t begin, cudaEvent_t end, double *best)
+{
+    cudaStream_t stream = td->cuda->stream;
+    for (int i = 0; i < COPIES; i++) {
+        float ms = 0;
+        if (!td_cuda_ok(td, cudaEventRecord(begin, stream), "recording an event") ||
+            !td_cuda_ok(td, cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDeviceToDevice, stream), "copying") ||
+            !td_cuda_ok(td, cudaEventRecord(end, stream), "recording an event") || !wait(td) ||
+            !td_cuda_ok(td, cudaEventElapsedTime(&ms, begin, end), "reading an event"))
+            return false;
+        double rate = ms > 0 ? 2e3 * (double)bytes / (double)ms : 0;
+        if (rate > *best) *best = rate;
+    }
+    return true;
+}
+
+/* The fastest of a few copies from one half of a buffer to the other, each half eight times the cache. */
+static bool cuda_measure(td_context *td, td_machine *out)
+{
+    int64_t half = 8 * td->cuda->limits.l2_bytes;
+    cudaEvent_t begin = NULL, end = NULL;
+    snprintf(out->name, sizeof out->name, "%s", td->cuda->limits.name);
+    out->buffer_bytes = 2 * half;
+    char *memory = cuda_get(td, 2 * half, "measuring");
+    bool measured = memory && td_cuda_ok(td, cudaMemsetAsync(memory, 1, (size_t)(2 * half), td->cuda->stream), "clearing") &&
+                    td_cuda_ok(td, cudaEventCreate(&begin), "making an event") && td_cuda_ok(td, cudaEventCreate(&end), "making an event") &&
+                    time_copies(td, memory, memory + half, half, begin, end, &out->bytes);
+    if (begin) cudaEventDestroy(begin);
+    if (end) cudaEventDestroy(end);
+    cuda_put(td, memory, 2 * half, "measuring");
+    return measured;
 }
 
 /* ---- Opening and closing */
@@ -293,7 +380,7 @@ static void cuda_close(td_context *td)
 
 static const td_device gpu = {
     .is_gpu = true, .get = cuda_get, .put = cuda_put, .write = cuda_write, .read = cuda_read, .run = cuda_run, .drop = cuda_drop,
-    .close = cuda_close,
+    .measure = cuda_measure, .close = cuda_close,
 };
 
 /* "cuda:2" -> 2; "cuda" -> 0; -1: neither. */
@@ -320,6 +407,16 @@ static bool find_device(td_context *td, int *device)
     return td->error == TD_OK;
 }
 
+static bool find_limits(td_context *td, td_cuda_limits *to)
+{
+    struct cudaDeviceProp properties;
+    if (!td_cuda_ok(td, cudaGetDeviceProperties(&properties, td->cuda->device), "asking the GPU")) return false;
+    *to = (td_cuda_limits){ .multiprocessors = properties.multiProcessorCount, .l2_bytes = properties.l2CacheSize, .major = properties.major,
+                            .minor = properties.minor };
+    snprintf(to->name, sizeof to->name, "%.63s", properties.name);
+    return true;
+}
+
 const td_device *td_cuda_open(td_context *td)
 {
     int device;
@@ -328,13 +425,8 @@ const td_device *td_cuda_open(td_context *td)
     if (!cuda) return NULL;
     *cuda = (struct td_cuda){ .device = device };
     td->cuda = cuda;
-    int l2 = 0;
     if (is_current(td) && td_cuda_ok(td, cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking), "making a queue") &&
-        td_cuda_ok(td, cudaDeviceGetAttribute(&cuda->limits.multiprocessors, cudaDevAttrMultiProcessorCount, device), "asking the GPU") &&
-        td_cuda_ok(td, cudaDeviceGetAttribute(&l2, cudaDevAttrL2CacheSize, device), "asking the GPU") &&
-        td_cuda_ok(td, cudaDeviceGetAttribute(&cuda->limits.major, cudaDevAttrComputeCapabilityMajor, device), "asking the GPU") &&
-        td_cuda_ok(td, cudaDeviceGetAttribute(&cuda->limits.minor, cudaDevAttrComputeCapabilityMinor, device), "asking the GPU")) {
-        cuda->limits.l2_bytes = l2;
+        find_limits(td, &cuda->limits)) {
         td->run.queue = cuda->stream;
         return &gpu;
     }

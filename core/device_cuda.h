@@ -37,6 +37,7 @@ void td_cublas_close(td_context *td);
 
 /* Of the device the context is on. */
 typedef struct td_cuda_limits {
+    char name[64];                            /* "NVIDIA H200" */
     int multiprocessors;
     int64_t l2_bytes;
     int major, minor;                         /* compute capability */

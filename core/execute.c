@@ -148,7 +148,7 @@ static bool cpu_run(td_context *td, td_planned *plan)
         const td_task *task = &plan->tasks[t];
         int64_t begin_ns = td->profiling ? td_profile_now() : 0;
         task->run(&task->kernel);
-        if (td->profiling) td_profile_task_done(td, plan, t, begin_ns);
+        if (td->profiling) td_profile_task_done(td, plan, t, begin_ns, td_profile_now());
         if (td->options.eager && td->error == TD_OK) td_plan_check_nan(td, plan, task);
         if (td->error != TD_OK) return false;
         if (td->options.poison) td_plan_dying(td, plan, (int32_t)t, erase, NULL);

@@ -67,6 +67,8 @@ typedef struct td_device {
     bool (*read)(td_context *td, void *to, const void *from, int64_t bytes);
     bool (*run)(td_context *td, td_planned *plan);            /* may return before it has run */
     void (*drop)(td_context *td, td_planned *plan);           /* frees what `run` keeps with the plan */
+    /* Of a GPU: its name, and bytes a second read and written by a copy that no cache holds. NULL on the CPU. */
+    bool (*measure)(td_context *td, td_machine *out);
     void (*close)(td_context *td);
 } td_device;
 extern const td_device td_cpu;
@@ -334,7 +336,7 @@ td_gpu_kernel td_kernel_on(const td_context *td, const td_op *op);
 /* ---- Profile (profile.c): called where td->profiling */
 int64_t td_profile_now(void);                             /* ns */
 bool td_profile_plan(td_context *td, td_planned *plan);   /* before its run */
-void td_profile_task_done(td_context *td, const td_planned *plan, uint32_t task, int64_t begin_ns);
+void td_profile_task_done(td_context *td, const td_planned *plan, uint32_t task, int64_t begin_ns, int64_t end_ns);
 void td_profile_step_done(td_context *td);
 const char *td_profile_kind(const td_op *op);
 /* Which nodes are of the update: bytes of 0 or 1, one a node. */

@@ -238,10 +238,9 @@ void td_profile_mark(td_context *td, const char *name)
     p->mark_ns = now;
 }
 
-void td_profile_task_done(td_context *td, const td_planned *plan, uint32_t task, int64_t begin_ns)
+void td_profile_task_done(td_context *td, const td_planned *plan, uint32_t task, int64_t begin_ns, int64_t end_ns)
 {
-    int64_t now = td_profile_now();
-    note(td, (td_profile_event){ .task = &plan->profiled->task[task], .begin_ns = begin_ns, .end_ns = now, .step = td->profile->steps });
+    note(td, (td_profile_event){ .task = &plan->profiled->task[task], .begin_ns = begin_ns, .end_ns = end_ns, .step = td->profile->steps });
 }
 
 void td_profile_step_done(td_context *td) { td->profile->steps++; }

@@ -56,6 +56,7 @@ static void put_machine(const run_loop *run, td_json_writer *w)
 {
     const td_machine *m = &run->profile.machine;
     td_json_open_object(w, "machine");
+    if (*m->name) td_json_put_string(w, "gpu", m->name);
     td_json_put_integer(w, "threads", td_threads(run->td));
     for (int d = 0; d < TD_DTYPES; d++) {
         char name[32];

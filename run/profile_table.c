@@ -200,8 +200,10 @@ static void print_machine(run_loop *run)
         if (m->flops[d] > 0)
             size += snprintf(peaks + size, sizeof peaks - (size_t)size, "%s %.1f GFLOP/s, ", td_dtype_name((td_dtype)d),
                              1e-9 * m->flops[d]);
-    run_say(run, "machine: %d thread%s%s, %smemory %.1f GB/s (over %.0f MB)", td_threads(run->td), td_threads(run->td) == 1 ? "" : "s",
-            run->ranks > 1 ? " a rank" : "", peaks, 1e-9 * m->bytes, 1e-6 * (double)m->buffer_bytes);
+    char name[96];
+    snprintf(name, sizeof name, "%d thread%s%s", td_threads(run->td), td_threads(run->td) == 1 ? "" : "s", run->ranks > 1 ? " a rank" : "");
+    run_say(run, "machine: %s, %smemory %.1f GB/s (over %.0f MB), measured now", *m->name ? m->name : name, peaks, 1e-9 * m->bytes,
+            1e-6 * (double)m->buffer_bytes);
     run_say(run, "floor: of each call the larger of FLOPs / peak and bytes / bandwidth; distance: ms / floor. What stays in a cache "
                  "comes faster than from memory, so a distance below 1 is possible.");
 }
