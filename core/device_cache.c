@@ -136,3 +136,11 @@ bool td_cache_put(const td_cache_key *key, const void *content, size_t bytes)
     errno = error;
     return false;
 }
+
+void td_cache_keep(td_context *td, const td_cache_key *key, const void *content, size_t bytes)
+{
+    if (td_cache_put(key, content, bytes) || !errno || td->cache_told) return;
+    td->cache_told = true;
+    td_message(td, TD_LOG_WARNING, "compiled kernels and chosen algorithms cannot be kept for the next run (%s): TANDEM_CACHE=DIR names another "
+               "directory, off none", strerror(errno));
+}

@@ -20,5 +20,7 @@ typedef struct td_cache_key {
 void *td_cache_get(td_context *td, const td_cache_key *key, size_t *bytes);
 /* Keeps a content, in the place of an earlier one. False: it is not kept; errno says why, 0 where nothing is to be kept. */
 bool td_cache_put(const td_cache_key *key, const void *content, size_t bytes);
+/* The same, and where that fails a warning, once a context. */
+void td_cache_keep(td_context *td, const td_cache_key *key, const void *content, size_t bytes);
 
 #endif

@@ -3,28 +3,17 @@
  * The library thinks in columns: a row-major C = A B is its C^T = B^T A^T, so B is its first operand. Products of f32 operands are in
  * f32 throughout, those of 16-bit ones accumulate in f32.
  */
-#include <cublasLt.h>
+#include "core/device_cublas.h"
+
 #include <dlfcn.h>
+#include <stdio.h>
 #include <string.h>
 
-#include "core/device_cuda.h"
 #include "core/ops/product_cuda.h"
 
 enum { WORKSPACE_BYTES = 32 << 20, ALIGNED = 16 };
 
-#define FUNCTIONS(X) \
-    X(Create) X(Destroy) X(Matmul) X(MatmulAlgoGetHeuristic) X(MatmulDescCreate) X(MatmulDescDestroy) X(MatmulDescSetAttribute) \
-    X(MatrixLayoutCreate) X(MatrixLayoutDestroy) X(MatrixLayoutSetAttribute) X(MatmulPreferenceCreate) X(MatmulPreferenceDestroy) \
-    X(MatmulPreferenceSetAttribute) X(GetStatusString)
-
-struct td_cublas {
-    void *library;
-    cublasLtHandle_t handle;
-#define MEMBER(name) __typeof__(&cublasLt##name) name;
-    FUNCTIONS(MEMBER)
-};
-
-static bool is_ok(td_context *td, cublasStatus_t status, const char *what)
+bool td_cublas_ok(td_context *td, cublasStatus_t status, const char *what)
 {
     if (status == CUBLAS_STATUS_SUCCESS) return true;
     td_fail(td, status == CUBLAS_STATUS_ALLOC_FAILED ? TD_ERROR_MEMORY : TD_ERROR_DEVICE, "cuBLASLt: %s: %s", what,
@@ -45,7 +34,7 @@ static bool load(td_context *td, struct td_cublas *b)
         td_fail(td, TD_ERROR_DEVICE, "cuBLASLt lacks cublasLt" #name ": another version than this build's"); \
         return false; \
     }
-    FUNCTIONS(FIND)
+    TD_CUBLAS_FUNCTIONS(FIND)
     return true;
 }
 
@@ -57,9 +46,16 @@ static struct td_cublas *library_of(td_context *td)
     if (!b) return NULL;
     memset(b, 0, sizeof *b);
     *kept = b;
-    if (load(td, b) && is_ok(td, b->Create(&b->handle), "making its handle")) return b;
+    if (load(td, b) && td_cublas_ok(td, b->Create(&b->handle), "making its handle")) return b;
     td_cublas_close(td);
     return NULL;
+}
+
+void td_cublas_rest(td_context *td)
+{
+    struct td_cublas *b = *td_cublas_of(td);
+    if (b) cudaFree(b->flush);
+    if (b) b->flush = NULL;
 }
 
 /* The library stays loaded: others of the process may use it. */
@@ -67,6 +63,12 @@ void td_cublas_close(td_context *td)
 {
     struct td_cublas *b = *td_cublas_of(td);
     if (!b) return;
+    td_choices_free(td);
+    td_cublas_rest(td);
+    for (int r = 0; r < TD_CUBLAS_RUNS; r++) {
+        if (b->begin[r]) cudaEventDestroy(b->begin[r]);
+        if (b->end[r]) cudaEventDestroy(b->end[r]);
+    }
     if (b->handle) b->Destroy(b->handle);
     *td_cublas_of(td) = NULL;
     td_free(td, b, sizeof *b, "host");
@@ -74,16 +76,21 @@ void td_cublas_close(td_context *td)
 
 /* ---- One product */
 
-enum { FIRST, SECOND, RESULT, LAYOUTS };
+cublasStatus_t td_cublas_matmul(td_context *td, const td_matmul_call *call, const cublasLtMatmulAlgo_t *algo)
+{
+    const struct td_cublas *b = *td_cublas_of(td);
+    const td_matmul *m = call->matmul;
+    const float one = 1, zero = 0;
+    return b->Matmul(b->handle, m->desc, &one, call->first, m->layout[TD_FIRST], call->second, m->layout[TD_SECOND], &zero, call->result,
+                     m->layout[TD_RESULT], call->result, m->layout[TD_RESULT], algo, call->workspace, call->workspace_bytes, call->stream);
+}
 
 typedef struct product {
     td_context *td;
     struct td_cublas *library;
-    cublasLtMatmulDesc_t desc;
-    cublasLtMatrixLayout_t layout[LAYOUTS];
-    cublasLtMatmulAlgo_t algo[2];             /* for operands at multiples of 16 bytes, and for any */
-    bool has_algo[2];
-    size_t workspace_bytes;
+    td_matmul matmul;
+    td_choice *choice[2];                     /* for operands at multiples of 16 bytes, and for any */
+    int64_t workspace_bytes;
     bool adds_bias;                           /* the library does */
 } product;
 
@@ -91,18 +98,19 @@ static cudaDataType_t type_of(td_dtype dtype) { return dtype == TD_BF16 ? CUDA_R
 
 static bool set(product *g, cublasLtMatmulDescAttributes_t attribute, const void *value, size_t bytes)
 {
-    return is_ok(g->td, g->library->MatmulDescSetAttribute(g->desc, attribute, value, bytes), "describing a product");
+    return td_cublas_ok(g->td, g->library->MatmulDescSetAttribute(g->matmul.desc, attribute, value, bytes), "describing a product");
 }
 
 /* A matrix in the library's terms: rows x columns, each column at a multiple of `lead`. */
 static bool lay_out(product *g, int which, td_dtype dtype, int64_t rows, int64_t columns, int64_t lead, int64_t batch, int64_t stride)
 {
     const struct td_cublas *b = g->library;
+    cublasLtMatrixLayout_t *to = &g->matmul.layout[which];
     int32_t count = (int32_t)batch;
-    return is_ok(g->td, b->MatrixLayoutCreate(&g->layout[which], type_of(dtype), (uint64_t)rows, (uint64_t)columns, lead), "describing a matrix") &&
-           is_ok(g->td, b->MatrixLayoutSetAttribute(g->layout[which], CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count), "describing a matrix") &&
-           is_ok(g->td, b->MatrixLayoutSetAttribute(g->layout[which], CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof stride),
-                 "describing a matrix");
+    return td_cublas_ok(g->td, b->MatrixLayoutCreate(to, type_of(dtype), (uint64_t)rows, (uint64_t)columns, lead), "describing a matrix") &&
+           td_cublas_ok(g->td, b->MatrixLayoutSetAttribute(*to, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count), "describing a matrix") &&
+           td_cublas_ok(g->td, b->MatrixLayoutSetAttribute(*to, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof stride),
+                        "describing a matrix");
 }
 
 static bool describe(product *g, const td_onednn_product *p)
@@ -112,7 +120,7 @@ static bool describe(product *g, const td_onednn_product *p)
         td_fail(g->td, TD_ERROR_UNSUPPORTED, "a matrix product on a GPU needs operands with a dense dimension");
         return false;
     }
-    if (!is_ok(g->td, g->library->MatmulDescCreate(&g->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F), "describing a product") ||
+    if (!td_cublas_ok(g->td, g->library->MatmulDescCreate(&g->matmul.desc, CUBLAS_COMPUTE_32F, CUDA_R_32F), "describing a product") ||
         !set(g, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first) || !set(g, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second))
         return false;
     if (g->adds_bias) {
@@ -122,46 +130,29 @@ static bool describe(product *g, const td_onednn_product *p)
             return false;
     }
     bool b_rows = first == CUBLAS_OP_N, a_rows = second == CUBLAS_OP_N;
-    return lay_out(g, FIRST, p->dtype, b_rows ? p->n : p->k, b_rows ? p->k : p->n, b_rows ? p->b_row : p->b_column, p->batch, p->b_batch) &&
-           lay_out(g, SECOND, p->dtype, a_rows ? p->k : p->m, a_rows ? p->m : p->k, a_rows ? p->a_row : p->a_column, p->batch, p->a_batch) &&
-           lay_out(g, RESULT, p->out_dtype, p->n, p->m, p->n, p->batch, p->m * p->n);
+    return lay_out(g, TD_FIRST, p->dtype, b_rows ? p->n : p->k, b_rows ? p->k : p->n, b_rows ? p->b_row : p->b_column, p->batch, p->b_batch) &&
+           lay_out(g, TD_SECOND, p->dtype, a_rows ? p->k : p->m, a_rows ? p->m : p->k, a_rows ? p->a_row : p->a_column, p->batch, p->a_batch) &&
+           lay_out(g, TD_RESULT, p->out_dtype, p->n, p->m, p->n, p->batch, p->m * p->n);
 }
 
-/* Chooses the algorithm for operands at multiples of `alignment` bytes. */
-static bool choose(product *g, int which, uint32_t alignment, size_t workspace_bytes)
+/* Finds the choice for operands at multiples of `alignment` bytes. False without an error: the library has no way. */
+static bool choose(product *g, const td_onednn_product *p, int which, uint32_t alignment, int64_t workspace_bytes)
 {
-    const struct td_cublas *b = g->library;
-    cublasLtMatmulPreference_t preference;
-    cublasLtMatmulHeuristicResult_t found;
-    int count = 0;
-    static const cublasLtMatmulPreferenceAttributes_t alignments[] = {
-        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
-    };
-    if (!is_ok(g->td, b->MatmulPreferenceCreate(&preference), "stating preferences")) return false;
-    bool stated = is_ok(g->td, b->MatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace_bytes, sizeof workspace_bytes),
-                        "stating preferences");
-    for (int i = 0; i < 4 && stated; i++)
-        stated = is_ok(g->td, b->MatmulPreferenceSetAttribute(preference, alignments[i], &alignment, sizeof alignment), "stating preferences");
-    cublasStatus_t status = CUBLAS_STATUS_NOT_SUPPORTED;
-    if (stated)
-        status = b->MatmulAlgoGetHeuristic(b->handle, g->desc, g->layout[FIRST], g->layout[SECOND], g->layout[RESULT], g->layout[RESULT], preference, 1,
-                                           &found, &count);
-    b->MatmulPreferenceDestroy(preference);
-    g->has_algo[which] = status == CUBLAS_STATUS_SUCCESS && count == 1;
-    if (!g->has_algo[which]) return false;
-    g->algo[which] = found.algo;
-    if (found.workspaceSize > g->workspace_bytes) g->workspace_bytes = found.workspaceSize;
-    return true;
+    char text[320];
+    snprintf(text, sizeof text, "%s x %s%s%s to %s, %lld of (%lld, %lld) x (%lld, %lld), strides %lld %lld %lld and %lld %lld %lld",
+             td_dtype_name(p->dtype), td_dtype_name(p->dtype), g->adds_bias ? " + " : "", g->adds_bias ? td_dtype_name(p->bias_dtype) : "",
+             td_dtype_name(p->out_dtype), (long long)p->batch, (long long)p->m, (long long)p->k, (long long)p->k, (long long)p->n,
+             (long long)p->a_batch, (long long)p->a_row, (long long)p->a_column, (long long)p->b_batch, (long long)p->b_row, (long long)p->b_column);
+    g->choice[which] = td_choice_for(g->td, &g->matmul, text, alignment, workspace_bytes);
+    return g->choice[which] != NULL;
 }
 
 static void undescribe(product *g)
 {
-    for (int i = 0; i < LAYOUTS; i++)
-        if (g->layout[i]) g->library->MatrixLayoutDestroy(g->layout[i]);
-    if (g->desc) g->library->MatmulDescDestroy(g->desc);
-    memset(g->layout, 0, sizeof g->layout);
-    g->desc = NULL;
+    for (int i = 0; i < TD_LAYOUTS; i++)
+        if (g->matmul.layout[i]) g->library->MatrixLayoutDestroy(g->matmul.layout[i]);
+    if (g->matmul.desc) g->library->MatmulDescDestroy(g->matmul.desc);
+    g->matmul = (td_matmul){ 0 };
 }
 
 void td_cublas_release(void *prepared)
@@ -193,16 +184,16 @@ bool td_cublas_prepare(td_context *td, const td_kernel *k, td_onednn_product p, 
     g->adds_bias = p.has_bias;
     out->prepared = g;
     int64_t cap = td->options.workspace_bytes < WORKSPACE_BYTES ? td->options.workspace_bytes : WORKSPACE_BYTES;
-    bool chosen = describe(g, &p) && choose(g, 0, ALIGNED, (size_t)cap);
+    bool chosen = describe(g, &p) && choose(g, &p, 0, ALIGNED, cap);
     if (!chosen && td->error == TD_OK && g->adds_bias) { /* not every pair of dtypes is offered */
         undescribe(g);
         g->adds_bias = false;
-        chosen = describe(g, &p) && choose(g, 0, ALIGNED, (size_t)cap);
+        chosen = describe(g, &p) && choose(g, &p, 0, ALIGNED, cap);
     }
     if (!chosen)
         td_fail(td, TD_ERROR_UNSUPPORTED, "%s: cuBLASLt has no way for (%lld, %lld) x (%lld, %lld) of %s", k->op->name, (long long)p.m, (long long)p.k,
                 (long long)p.k, (long long)p.n, td_dtype_name(p.dtype));
-    out->workspace_bytes = (int64_t)g->workspace_bytes;
+    if (chosen) out->workspace_bytes = g->workspace_bytes = td_choice_workspace(g->choice[0]);
     return chosen;
 }
 
@@ -225,16 +216,14 @@ void td_cublas_run(const td_kernel *k, const td_onednn_product *untyped)
         return;
     }
     int which = is_aligned(k) ? 0 : 1;
-    size_t workspace_bytes = g->workspace_bytes;
-    if (!g->has_algo[which] && !choose(g, which, (uint32_t)td_dtype_size(p.dtype), workspace_bytes)) {
+    if (!g->choice[which] && !choose(g, &p, which, (uint32_t)td_dtype_size(p.dtype), g->workspace_bytes)) {
         td_fail(td, TD_ERROR_UNSUPPORTED, "%s: cuBLASLt has no way for operands at odd places", k->op->name);
         return;
     }
     if (g->adds_bias && !set(g, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &k->in[2].data, sizeof k->in[2].data)) return;
-    const float one = 1, zero = 0;
-    if (is_ok(td, g->library->Matmul(g->library->handle, g->desc, &one, k->in[1].data, g->layout[FIRST], k->in[0].data, g->layout[SECOND], &zero, k->out[0].data,
-                                     g->layout[RESULT], k->out[0].data, g->layout[RESULT], &g->algo[which], k->workspace, workspace_bytes, td_stream(k)),
-              k->op->name) &&
-        p.has_bias && !g->adds_bias)
+    td_matmul_call call = { .matmul = &g->matmul, .first = k->in[1].data, .second = k->in[0].data, .result = k->out[0].data, .workspace = k->workspace,
+                            .workspace_bytes = (size_t)g->workspace_bytes, .stream = td_stream(k) };
+    if (td_choice_settle(td, g->choice[which], &call) &&
+        td_cublas_ok(td, td_cublas_matmul(td, &call, &g->choice[which]->found[0].algo), k->op->name) && p.has_bias && !g->adds_bias)
         td_product_add_bias(k, p.batch * p.m, p.n);
 }

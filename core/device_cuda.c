@@ -247,6 +247,7 @@ static bool run_plan(td_context *td, td_planned *plan, cuda_plan *p, const cudaE
 {
     if (td->options.poison || td->options.eager || !p->warm) {
         p->warm = call_all(td, plan, events, cudaEventRecordDefault);
+        td_cublas_rest(td);
         return p->warm;
     }
     cudaGraphExec_t *graph = events ? &p->timed : &p->graph;

@@ -33,6 +33,7 @@ void td_cuda_launched(const td_kernel *k);
 /* cuBLASLt, loaded when the first product is planned. */
 struct td_cublas;
 struct td_cublas **td_cublas_of(td_context *td);          /* where the context keeps it */
+void td_cublas_rest(td_context *td);                      /* behind a plan's first run: gives back what choosing algorithms took */
 void td_cublas_close(td_context *td);
 
 /* Of the device the context is on. */

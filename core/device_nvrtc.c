@@ -5,7 +5,6 @@
 #include "core/device_cuda.h"
 
 #include <dlfcn.h>
-#include <errno.h>
 #include <nvrtc.h>
 #include <stdio.h>
 #include <string.h>
@@ -29,7 +28,6 @@ struct td_nvrtc {
     __typeof__(&nvrtcGetCUBINSize) code_size;
     __typeof__(&nvrtcGetCUBIN) code;
     int major, minor;
-    bool told;                                /* that nothing can be kept on disk */
     nvrtc_kernel *kernels;
     uint32_t count, room;
 };
@@ -167,14 +165,6 @@ static bool find_kept(td_context *td, const td_cache_key *key, const char *name,
     return loaded;
 }
 
-static void keep(td_context *td, const td_cache_key *key, const void *code, size_t bytes)
-{
-    if (td_cache_put(key, code, bytes) || !errno || td->nvrtc->told) return;
-    td->nvrtc->told = true;
-    td_message(td, TD_LOG_WARNING, "compiled kernels cannot be kept for the next run (%s): TANDEM_CACHE=DIR names another directory, off none",
-               strerror(errno));
-}
-
 static bool make_kernel(td_context *td, const td_cache_key *key, const char *source, const char *name, int architecture, nvrtc_kernel *to)
 {
     size_t bytes;
@@ -182,7 +172,7 @@ static bool make_kernel(td_context *td, const td_cache_key *key, const char *sou
     if (!code) return false;
     cudaError_t status = load_kernel(code, name, to);
     if (status == cudaSuccess)
-        keep(td, key, code, bytes);
+        td_cache_keep(td, key, code, bytes);
     else
         td_fail(td, TD_ERROR_DEVICE, "a kernel compiled for sm_%d cannot be loaded (%s); %s", architecture, cudaGetErrorString(status),
                 without);

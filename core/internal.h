@@ -145,6 +145,7 @@ struct td_context {
     td_report report;
     struct td_onednn *onednn;
     struct td_nvrtc *nvrtc;                   /* of a GPU: the compiler of kernels and what it compiled; NULL: not yet */
+    bool cache_told;                          /* that nothing can be kept on disk for later runs */
     bool profiling;
     struct td_profile *profile;               /* NULL: none was begun */
 

@@ -1,0 +1,210 @@
+/* Which algorithm a matrix product is made with: see device_cublas.h. */
+#include "core/device_cublas.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/device_cache.h"
+
+static const int64_t ENOUGH_NS = 5000000000; /* of timing, in a context */
+static const float FASTER = 0.97f;           /* a later proposal is faster if it takes less than this of the time: clocks are not exact */
+
+/* ---- What the library proposes */
+
+/* All ranks of a world choose alike, so that what they compute in several copies stays equal. */
+static bool is_pinned(const td_context *td) { return td->options.deterministic || td->mesh.world > 1; }
+
+static bool state_preferences(td_context *td, cublasLtMatmulPreference_t to, uint32_t alignment, int64_t workspace_bytes)
+{
+    static const cublasLtMatmulPreferenceAttributes_t alignments[] = {
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+    };
+    const struct td_cublas *b = *td_cublas_of(td);
+    uint64_t bytes = (uint64_t)workspace_bytes;
+    uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE; /* or none at all */
+    if (!td_cublas_ok(td, b->MatmulPreferenceSetAttribute(to, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes), "stating preferences"))
+        return false;
+    if (td->options.deterministic &&
+        !td_cublas_ok(td, b->MatmulPreferenceSetAttribute(to, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes),
+                      "stating preferences"))
+        return false;
+    for (int i = 0; i < 4; i++)
+        if (!td_cublas_ok(td, b->MatmulPreferenceSetAttribute(to, alignments[i], &alignment, sizeof alignment), "stating preferences"))
+            return false;
+    return true;
+}
+
+/* False without an error: the library has no way. */
+static bool propose(td_context *td, const td_matmul *m, uint32_t alignment, int64_t workspace_bytes, td_choice *to)
+{
+    const struct td_cublas *b = *td_cublas_of(td);
+    cublasLtMatmulPreference_t preference;
+    int most = is_pinned(td) ? 1 : TD_CUBLAS_CANDIDATES, count = 0;
+    if (!td_cublas_ok(td, b->MatmulPreferenceCreate(&preference), "stating preferences")) return false;
+    if (state_preferences(td, preference, alignment, workspace_bytes) &&
+        b->MatmulAlgoGetHeuristic(b->handle, m->desc, m->layout[TD_FIRST], m->layout[TD_SECOND], m->layout[TD_RESULT], m->layout[TD_RESULT],
+                                  preference, most, to->found, &count) != CUBLAS_STATUS_SUCCESS)
+        count = 0;
+    b->MatmulPreferenceDestroy(preference);
+    for (int i = 0; i < count; i++)
+        if (to->found[i].state == CUBLAS_STATUS_SUCCESS && to->found[i].workspaceSize <= (size_t)workspace_bytes)
+            to->found[to->count++] = to->found[i];
+    to->settled = to->count == 1;
+    return to->count > 0;
+}
+
+/* ---- What an earlier run chose */
+
+static td_cache_key kept_as(const td_choice *c) { return (td_cache_key){ .kind = "product", .data = c->key, .bytes = strlen(c->key) }; }
+
+/* The library looks whether an algorithm that was kept is one for this product. */
+static bool find_kept(td_context *td, const td_matmul *m, int64_t workspace_bytes, td_choice *to)
+{
+    const struct td_cublas *b = *td_cublas_of(td);
+    td_cache_key key = kept_as(to);
+    size_t bytes = 0;
+    void *algo = td_cache_get(td, &key, &bytes);
+    cublasLtMatmulHeuristicResult_t *found = &to->found[0];
+    bool fits = algo && bytes == sizeof found->algo;
+    if (fits) {
+        memcpy(&found->algo, algo, bytes);
+        fits = b->MatmulAlgoCheck(b->handle, m->desc, m->layout[TD_FIRST], m->layout[TD_SECOND], m->layout[TD_RESULT], m->layout[TD_RESULT],
+                                  &found->algo, found) == CUBLAS_STATUS_SUCCESS &&
+               found->workspaceSize <= (size_t)workspace_bytes;
+    }
+    td_free(td, algo, bytes, "host");
+    to->count = to->settled = fits;
+    return fits;
+}
+
+/* ---- Choices */
+
+static char *key_text(td_context *td, const char *product, uint32_t alignment, int64_t workspace_bytes)
+{
+    const struct td_cublas *b = *td_cublas_of(td);
+    td_cuda_limits limits = td_cuda_limits_of(td);
+    char text[512];
+    snprintf(text, sizeof text, "cublasLt %zu, %s, %d multiprocessors, at %u, workspace %lld: %s", b->GetVersion(), limits.name,
+             limits.multiprocessors, alignment, (long long)workspace_bytes, product);
+    return td_copy_text(td, text, "host");
+}
+
+static void free_choice(td_context *td, td_choice *c)
+{
+    if (c->key) td_free(td, c->key, strlen(c->key) + 1, "host");
+    td_free(td, c, sizeof *c, "host");
+}
+
+td_choice *td_choice_for(td_context *td, const td_matmul *m, const char *product, uint32_t alignment, int64_t workspace_bytes)
+{
+    struct td_cublas *b = *td_cublas_of(td);
+    td_choice *made = td_alloc(td, sizeof *made, "host");
+    if (!made) return NULL;
+    *made = (td_choice){ .key = key_text(td, product, alignment, workspace_bytes) };
+    if (made->key) {
+        made->hash = td_hash_text(made->key);
+        td_choice *known = b->choices;
+        while (known && (known->hash != made->hash || strcmp(known->key, made->key))) known = known->next;
+        if (!known && ((!is_pinned(td) && find_kept(td, m, workspace_bytes, made)) || propose(td, m, alignment, workspace_bytes, made))) {
+            made->next = b->choices;
+            return b->choices = made;
+        }
+        free_choice(td, made);
+        return known;
+    }
+    free_choice(td, made);
+    return NULL;
+}
+
+void td_choices_free(td_context *td)
+{
+    struct td_cublas *b = *td_cublas_of(td);
+    for (td_choice *c = b->choices, *next; c; c = next) {
+        next = c->next;
+        free_choice(td, c);
+    }
+    b->choices = NULL;
+}
+
+int64_t td_choice_workspace(const td_choice *c)
+{
+    size_t most = 0;
+    for (int i = 0; i < c->count; i++)
+        if (c->found[i].workspaceSize > most) most = c->found[i].workspaceSize;
+    return (int64_t)most;
+}
+
+/* ---- Timing */
+
+static bool ensure_events(td_context *td, struct td_cublas *b)
+{
+    for (int r = 0; r < TD_CUBLAS_RUNS; r++)
+        if ((!b->begin[r] && !td_cuda_ok(td, cudaEventCreate(&b->begin[r]), "making an event")) ||
+            (!b->end[r] && !td_cuda_ok(td, cudaEventCreate(&b->end[r]), "making an event")))
+            return false;
+    return true;
+}
+
+/* Writes over what the cache holds; where there is no memory for it the cache stays warm. */
+static bool flush(td_context *td, struct td_cublas *b, cudaStream_t stream)
+{
+    int64_t bytes = td_cuda_limits_of(td).l2_bytes;
+    if (!b->flush && cudaMalloc(&b->flush, (size_t)bytes) != cudaSuccess) {
+        cudaGetLastError();
+        b->flush = NULL;
+        return true;
+    }
+    return td_cuda_ok(td, cudaMemsetAsync(b->flush, 0, (size_t)bytes, stream), "clearing the cache");
+}
+
+/* The shortest of a few runs behind one that loads what the algorithm needs; infinity where it fails, or after an error. */
+static float time_one(td_context *td, const td_matmul_call *call, const cublasLtMatmulAlgo_t *algo)
+{
+    struct td_cublas *b = *td_cublas_of(td);
+    float best = INFINITY, ms;
+    if (td_cublas_matmul(td, call, algo) != CUBLAS_STATUS_SUCCESS) return INFINITY;
+    for (int r = 0; r < TD_CUBLAS_RUNS; r++)
+        if (!flush(td, b, call->stream) || !td_cuda_ok(td, cudaEventRecord(b->begin[r], call->stream), "recording an event") ||
+            td_cublas_matmul(td, call, algo) != CUBLAS_STATUS_SUCCESS ||
+            !td_cuda_ok(td, cudaEventRecord(b->end[r], call->stream), "recording an event"))
+            return INFINITY;
+    if (!td_cuda_ok(td, cudaStreamSynchronize(call->stream), "timing a product")) return INFINITY;
+    for (int r = 0; r < TD_CUBLAS_RUNS; r++)
+        if (td_cuda_ok(td, cudaEventElapsedTime(&ms, b->begin[r], b->end[r]), "reading an event") && ms < best) best = ms;
+    return best;
+}
+
+static void tell_enough(td_context *td, struct td_cublas *b)
+{
+    if (b->told) return;
+    b->told = true;
+    td_message(td, TD_LOG_INFO, "the fastest algorithms of matrix products are not looked for any more: %lld s of it are enough",
+               (long long)(ENOUGH_NS / 1000000000));
+}
+
+bool td_choice_settle(td_context *td, td_choice *c, const td_matmul_call *call)
+{
+    struct td_cublas *b = *td_cublas_of(td);
+    if (c->settled) return true;
+    if (!ensure_events(td, b)) return false;
+    int64_t begin_ns = td_profile_now();
+    float best = INFINITY;
+    int chosen = 0, timed = 0;
+    for (; timed < c->count && td->error == TD_OK && b->timing_ns + td_profile_now() - begin_ns < ENOUGH_NS; timed++) {
+        float ms = time_one(td, call, &c->found[timed].algo);
+        if (!(ms < best * FASTER)) continue;
+        best = ms;
+        chosen = timed;
+    }
+    b->timing_ns += td_profile_now() - begin_ns;
+    if (td->error != TD_OK) return false;
+    bool all = timed == c->count;
+    if (!all) tell_enough(td, b);
+    c->found[0] = c->found[chosen];
+    c->count = c->settled = true;
+    td_cache_key key = kept_as(c);
+    if (all) td_cache_keep(td, &key, &c->found[0].algo, sizeof c->found[0].algo);
+    return true;
+}
