@@ -7,12 +7,13 @@
  */
 #include "core/device_cuda.h"
 #include "core/device_nvrtc.h"
+#include "core/device_pool.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { STAGES = 4, HEADER_BYTES = 256 };
+enum { STAGES = 4, HEADER_BYTES = TD_GPU_ALIGN };
 _Static_assert(sizeof(td_cuda_run) <= HEADER_BYTES, "inputs follow the header");
 
 /* Pinned memory on its way to the device. */
@@ -31,6 +32,7 @@ struct td_cuda {
     int next;
     td_cuda_limits limits;
     struct td_cublas *cublas;
+    struct td_pools *pools;
 };
 
 /* What is kept with a plan. */
@@ -60,6 +62,7 @@ void td_cuda_launched(const td_kernel *k)
 }
 
 struct td_cublas **td_cublas_of(td_context *td) { return &td->cuda->cublas; }
+struct td_pools **td_pools_of(td_context *td) { return &td->cuda->pools; }
 td_cuda_limits td_cuda_limits_of(const td_context *td) { return td->cuda->limits; }
 
 static bool is_current(td_context *td) { return td_cuda_ok(td, cudaSetDevice(td->cuda->device), "choosing the GPU"); }
@@ -72,35 +75,15 @@ static bool wait(td_context *td)
 
 /* ---- Memory */
 
-static void *cuda_get(td_context *td, int64_t bytes, const char *kind)
-{
-    void *memory = NULL;
-    td_device_counts *c = &td->device_counts;
-    if (!is_current(td)) return NULL;
-    cudaError_t status = cudaMalloc(&memory, (size_t)(bytes ? bytes : 1));
-    if (status == cudaErrorMemoryAllocation) {
-        size_t free = 0, total = 0;
-        cudaGetLastError();
-        cudaMemGetInfo(&free, &total);
-        td_fail(td, TD_ERROR_MEMORY, "out of memory on the GPU: %lld bytes for %s could not be had; of its %zu bytes %zu are free, and this context "
-                "holds %lld; a smaller batch, recomputation or more ranks that shard would make it fit", (long long)bytes, kind, total, free,
-                (long long)c->bytes);
-        return NULL;
-    }
-    if (!td_cuda_ok(td, status, "allocating memory")) return NULL;
-    c->allocations++;
-    c->bytes += bytes;
-    if (c->bytes > c->most_bytes) c->most_bytes = c->bytes;
-    return memory;
-}
+static void *cuda_get(td_context *td, int64_t bytes, const char *kind) { return is_current(td) ? td_cuda_get(td, bytes, kind) : NULL; }
 
+/* A step that still runs may use it. */
 static void cuda_put(td_context *td, void *memory, int64_t bytes, const char *kind)
 {
-    (void)kind;
     if (!memory) return;
     cudaSetDevice(td->cuda->device);
-    cudaFree(memory); /* waits for what runs */
-    td->device_counts.bytes -= bytes;
+    cudaStreamSynchronize(td->cuda->stream);
+    td_cuda_put(td, memory, bytes, kind);
 }
 
 static bool copy(td_context *td, void *to, const void *from, int64_t bytes, enum cudaMemcpyKind kind)
@@ -129,10 +112,11 @@ static bool ensure_inputs(td_context *td, int64_t bytes)
     if (cuda->inputs && bytes <= cuda->input_bytes) return true;
     if (!wait(td)) return false;
     free_stages(cuda);
+    const char *before = cuda->inputs;
     cuda_put(td, cuda->inputs, cuda->input_bytes, "inputs");
     cuda->inputs = cuda_get(td, bytes, "inputs");
     cuda->input_bytes = cuda->inputs ? bytes : 0;
-    cuda->inputs_epoch++;
+    cuda->inputs_epoch += cuda->inputs != before;
     for (int s = 0; s < STAGES && cuda->inputs; s++) {
         if (!td_cuda_ok(td, cudaHostAlloc((void **)&cuda->stages[s].memory, (size_t)bytes, cudaHostAllocDefault), "allocating pinned memory") ||
             !td_cuda_ok(td, cudaEventCreateWithFlags(&cuda->stages[s].read, cudaEventDisableTiming), "making an event"))
@@ -374,6 +358,7 @@ static void cuda_close(td_context *td)
     td_nvrtc_close(td);
     free_stages(cuda);
     cuda_put(td, cuda->inputs, cuda->input_bytes, "inputs");
+    td_pools_close(td);
     if (cuda->stream) cudaStreamDestroy(cuda->stream);
     td->cuda = NULL;
     td_free(td, cuda, sizeof *cuda, "host");
@@ -427,7 +412,7 @@ const td_device *td_cuda_open(td_context *td)
     *cuda = (struct td_cuda){ .device = device };
     td->cuda = cuda;
     if (is_current(td) && td_cuda_ok(td, cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking), "making a queue") &&
-        find_limits(td, &cuda->limits)) {
+        find_limits(td, &cuda->limits) && td_pools_open(td, device)) {
         td->run.queue = cuda->stream;
         return &gpu;
     }

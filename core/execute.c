@@ -32,11 +32,12 @@ static bool ensure_arena(td_context *td, td_memory memory, int64_t bytes)
     const char *kind = memory == TD_HOST ? "pinned" : "step";
     if (bytes <= *have && (*arena || memory == TD_HOST)) return true;
     const td_device *device = td_device_of(td, memory);
+    const void *before = *arena;
     device->put(td, *arena, *have, kind); /* first: so that the peak is the larger one, not both */
     *arena = device->get(td, bytes, kind);
     *have = *arena ? bytes : 0;
     td->last = NULL;
-    td->arena_epoch++;
+    td->arena_epoch += *arena != before;
     return *arena != NULL;
 }
 

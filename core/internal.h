@@ -73,6 +73,8 @@ typedef struct td_device {
 } td_device;
 extern const td_device td_cpu;
 
+/* Where a GPU's values lie: what its libraries ask of their workspace. Ahead of the slots of a step are as many bytes for the run's numbers. */
+enum { TD_GPU_ALIGN = 256 };
 /* What a GPU was asked for since the context was opened. */
 typedef struct td_device_counts {
     int64_t allocations, bytes, most_bytes;   /* of device memory: how often, and how much now and at most */
@@ -138,7 +140,8 @@ struct td_context {
     uint32_t last_generation;
     void *arena, *host_arena;
     int64_t arena_bytes, host_arena_bytes;
-    uint64_t arena_epoch;                     /* how many there have been */
+    uint64_t arena_epoch;                     /* how often one of them came to lie elsewhere */
+    int64_t page_bytes;                       /* a GPU's memory is taken by whole pages of so many bytes; 0: by the byte */
     int64_t steps;                            /* td_step calls that ran */
     int64_t runs;                             /* of plans: steps, and values computed before their step */
     td_run run;

@@ -15,8 +15,8 @@
 
 #include <string.h>
 
-/* Of blocks: a vector of the CPU's; what a GPU's libraries ask of their workspace. */
-enum { ALIGN = 64, GPU_ALIGN = 256, FOREVER = INT32_MAX };
+/* Of blocks: a vector of the CPU's. */
+enum { ALIGN = 64, FOREVER = INT32_MAX };
 
 typedef struct storage {
     uint32_t block;                           /* TD_NONE: none */
@@ -38,7 +38,7 @@ typedef struct planner {
 
 static int64_t rounded(const planner *pl, int64_t bytes)
 {
-    int64_t align = pl->td->device->is_gpu ? GPU_ALIGN : ALIGN;
+    int64_t align = pl->td->device->is_gpu ? TD_GPU_ALIGN : ALIGN;
     return (bytes + align - 1) / align * align;
 }
 

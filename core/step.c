@@ -81,20 +81,33 @@ static uint64_t agreement_of(td_context *td, const td_program *p)
     return h;
 }
 
+/* As the context's device is asked for it. */
+static int64_t in_pages(const td_context *td, int64_t bytes)
+{
+    return td->page_bytes ? (bytes + td->page_bytes - 1) / td->page_bytes * td->page_bytes : bytes;
+}
+
+static int64_t step_bytes(const td_context *td, int64_t arena_bytes, int64_t slot_bytes)
+{
+    int64_t inputs = td->device->is_gpu ? TD_GPU_ALIGN + slot_bytes : slot_bytes;
+    return in_pages(td, arena_bytes) + in_pages(td, inputs);
+}
+
 static int64_t planned_state_bytes(const td_context *td, td_memory memory)
 {
-    int64_t bytes = 0;
+    int64_t bytes = 0, align = td->device->is_gpu && memory == TD_DEVICE ? TD_GPU_ALIGN : 1;
     for (uint32_t u = 0; u < td->unit_count; u++) {
         int64_t begin, end;
         td_unit_range(td, &td->units[u], &begin, &end);
-        if ((td_memory)td->units[u].place.memory == memory) bytes += (end - begin) * td_dtype_size(td->units[u].dtype);
+        if ((td_memory)td->units[u].place.memory != memory) continue;
+        bytes += ((end - begin) * td_dtype_size(td->units[u].dtype) + align - 1) / align * align;
     }
-    return bytes;
+    return memory == TD_DEVICE ? in_pages(td, bytes) : bytes;
 }
 
 static bool check_memory(td_context *td, const td_planned *plan)
 {
-    int64_t cap = td->options.memory_bytes, state = planned_state_bytes(td, TD_DEVICE), step = plan->arena_bytes + plan->slot_bytes;
+    int64_t cap = td->options.memory_bytes, state = planned_state_bytes(td, TD_DEVICE), step = step_bytes(td, plan->arena_bytes, plan->slot_bytes);
     if (!cap || state + step <= cap) return true;
     const td_block *largest = NULL;
     for (uint32_t b = 0; b < plan->block_count; b++) {
@@ -114,14 +127,14 @@ static void report(td_context *td, const td_planned *plan, double ms)
 {
     td_report *r = &td->report;
     r->state_bytes = planned_state_bytes(td, TD_DEVICE);
-    r->step_bytes = plan->arena_bytes + plan->slot_bytes;
+    r->step_bytes = step_bytes(td, plan->arena_bytes, plan->slot_bytes);
     int64_t arena = plan->arena_bytes, slots = plan->slot_bytes, host = plan->host_arena_bytes;
     for (uint32_t i = 0; i < td->plan_count; i++) {
         if (td->plans[i]->arena_bytes > arena) arena = td->plans[i]->arena_bytes;
         if (td->plans[i]->slot_bytes > slots) slots = td->plans[i]->slot_bytes;
         if (td->plans[i]->host_arena_bytes > host) host = td->plans[i]->host_arena_bytes;
     }
-    r->peak_bytes = r->state_bytes + arena + slots;
+    r->peak_bytes = r->state_bytes + step_bytes(td, arena, slots);
     r->live_bytes = plan->live_bytes;
     r->host_bytes = planned_state_bytes(td, TD_HOST) + host;
     r->copied_bytes = plan->cost.copied;
