@@ -95,6 +95,13 @@ static bool copy(td_context *td, void *to, const void *from, int64_t bytes, enum
 static bool cuda_write(td_context *td, void *to, const void *from, int64_t bytes) { return copy(td, to, from, bytes, cudaMemcpyHostToDevice); }
 static bool cuda_read(td_context *td, void *to, const void *from, int64_t bytes) { return copy(td, to, from, bytes, cudaMemcpyDeviceToHost); }
 
+static bool cuda_clear(td_context *td, void *memory, int64_t bytes)
+{
+    return is_current(td) && td_cuda_ok(td, cudaMemsetAsync(memory, 0, (size_t)bytes, td->cuda->stream), "clearing memory");
+}
+
+static bool cuda_initialise(td_context *td, const td_initial *of) { return is_current(td) && td_initial_cuda(td, of, td->cuda->stream); }
+
 /* ---- Inputs */
 
 static void free_stages(struct td_cuda *cuda)
@@ -365,8 +372,8 @@ static void cuda_close(td_context *td)
 }
 
 static const td_device gpu = {
-    .is_gpu = true, .get = cuda_get, .put = cuda_put, .write = cuda_write, .read = cuda_read, .run = cuda_run, .drop = cuda_drop,
-    .measure = cuda_measure, .close = cuda_close,
+    .is_gpu = true, .get = cuda_get, .put = cuda_put, .write = cuda_write, .read = cuda_read, .clear = cuda_clear,
+    .initialise = cuda_initialise, .run = cuda_run, .drop = cuda_drop, .measure = cuda_measure, .close = cuda_close,
 };
 
 /* "cuda:2" -> 2; "cuda" -> 0; -1: neither. */

@@ -30,6 +30,9 @@ bool td_cuda_ok(td_context *td, cudaError_t status, const char *what);
 /* After a launch: its error, if it has one, becomes the context's, in the operation's name. */
 void td_cuda_launched(const td_kernel *k);
 
+/* Draws it, on the queue (core/ops/initial.cu). */
+bool td_initial_cuda(td_context *td, const td_initial *of, cudaStream_t queue);
+
 /* cuBLASLt, loaded when the first product is planned. */
 struct td_cublas;
 struct td_cublas **td_cublas_of(td_context *td);          /* where the context keeps it */

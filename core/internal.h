@@ -57,6 +57,15 @@ typedef struct td_own_gradient {
 
 typedef struct td_planned td_planned;
 
+/* Elements [first, first + count) of a state as it begins, in f32 or bf16. */
+typedef struct td_initial {
+    td_init init;
+    uint64_t key;                             /* of td_random_of(seed, the state's hash, whatever) */
+    int64_t first, count;
+    td_dtype dtype;
+    void *to;
+} td_initial;
+
 /* Where state and steps have their memory, and what runs plans. Functions return false or NULL after td_fail. Reading and writing are
  * done when they return, and wait for what runs. */
 typedef struct td_device {
@@ -65,6 +74,8 @@ typedef struct td_device {
     void (*put)(td_context *td, void *memory, int64_t bytes, const char *kind);
     bool (*write)(td_context *td, void *to, const void *from, int64_t bytes);
     bool (*read)(td_context *td, void *to, const void *from, int64_t bytes);
+    bool (*clear)(td_context *td, void *memory, int64_t bytes); /* to zeros; NULL on the CPU, as the next */
+    bool (*initialise)(td_context *td, const td_initial *of);
     bool (*run)(td_context *td, td_planned *plan);            /* may return before it has run */
     void (*drop)(td_context *td, td_planned *plan);           /* frees what `run` keeps with the plan */
     /* Of a GPU: its name, and bytes a second read and written by a copy that no cache holds. NULL on the CPU. */

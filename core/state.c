@@ -444,6 +444,32 @@ static void initialise(const td_context *td, const td_unit *u, void *to)
     }
 }
 
+/* The same in a GPU's memory: drawn there, or copied where it has no such dtype. */
+static bool initialise_on_gpu(td_context *td, const td_device *device, const td_unit *u)
+{
+    int64_t begin, end, item = td_dtype_size(u->dtype);
+    if (u->dtype != TD_F32 && u->dtype != TD_BF16) {
+        void *values = td_alloc(td, (size_t)u->local_bytes, "host");
+        if (!values) return false;
+        initialise(td, u, values);
+        bool written = device->write(td, u->memory, values, u->local_bytes);
+        td_free(td, values, (size_t)u->local_bytes, "host");
+        return written;
+    }
+    td_unit_range(td, u, &begin, &end);
+    if (!device->clear(td, u->memory, u->local_bytes)) return false;
+    for (int32_t i = 0; i < u->member_count; i++) {
+        const td_unit_member *m = &u->members[i];
+        const td_state_entry *s = &td->states[m->state];
+        td_initial part = { .init = s->init, .key = td_random_of(td->options.seed, s->hash, 0).key, .dtype = u->dtype };
+        part.count = overlap(m, begin, end, &part.first);
+        part.to = (char *)u->memory + (m->offset + part.first - begin) * item;
+        bool zeros = s->init.kind == TD_INIT_CONSTANT && s->init.a == 0;
+        if (part.count && !zeros && !device->initialise(td, &part)) return false;
+    }
+    return true;
+}
+
 static const char *kind_of_memory(const td_unit *u) { return u->place.memory == TD_HOST ? "pinned" : "state"; }
 
 bool td_unit_allocate(td_context *td, uint32_t unit)
@@ -457,16 +483,9 @@ bool td_unit_allocate(td_context *td, uint32_t unit)
     u->memory = device->get(td, bytes, kind_of_memory(u));
     if (!u->memory) return false;
     u->local_bytes = bytes;
-    if (!device->is_gpu) {
-        initialise(td, u, u->memory);
-        return true;
-    }
-    void *values = td_alloc(td, (size_t)bytes, "host");
-    if (!values) return false;
-    initialise(td, u, values);
-    bool written = device->write(td, u->memory, values, bytes);
-    td_free(td, values, (size_t)bytes, "host");
-    return written;
+    if (device->is_gpu) return initialise_on_gpu(td, device, u);
+    initialise(td, u, u->memory);
+    return true;
 }
 
 /* ---- Reading and writing from outside */
