@@ -2,7 +2,8 @@
  *
  * A layer cuts rows (B, T, H d), or the columns of q, k and v in one value, into heads and turns them to (B, H, T, d): a slice and a
  * transpose that copy. Here attention takes the rows themselves (td_attention_attr.rows); o and the gradients come out as rows, and the
- * transposes back cancel. Gradients of q, k and v that are joined at once are written into the joined value.
+ * transposes back cancel. Gradients of q, k and v that are joined at once are written into the joined value, and on a GPU, whose kernels
+ * sum elsewhere than in their outputs, in the dtype that they are cast to.
  *
  * Heads are cut alike on all ranks only if no rank holds a part of them: values sharded along another dimension than the sequences' stay
  * as they are.
@@ -122,14 +123,20 @@ typedef struct rewriting {
     td_id inputs[8];
 } rewriting;
 
-/* q, k and v, which are inputs 0 to 2, as rows where they can be had. */
-static rewriting rewriting_of(const absorption *a, uint32_t index)
+static rewriting as_it_is(const absorption *a, uint32_t index)
 {
     rewriting r = { .n = a->in->nodes[index] };
     r.attr = *(const td_attention_attr *)td_node_attr(a->in, &r.n);
+    for (uint32_t i = 0; i < r.n.inputs; i++) r.inputs[i] = a->map[td_node_inputs(a->in, &r.n)[i]];
+    return r;
+}
+
+/* q, k and v, which are inputs 0 to 2, as rows where they can be had. */
+static rewriting rewriting_of(const absorption *a, uint32_t index)
+{
+    rewriting r = as_it_is(a, index);
     const td_id *from = td_node_inputs(a->in, &r.n);
     td_shape q = a->in->values[from[0]].shape, k = a->in->values[from[1]].shape, v = a->in->values[from[2]].shape;
-    for (uint32_t i = 0; i < r.n.inputs; i++) r.inputs[i] = a->map[from[i]];
     for (int i = 0; i < 3; i++) {
         row_source source = rows_of(a->out, r.inputs[i]);
         if (source.id == TD_NONE) continue;
@@ -192,6 +199,26 @@ static way way_to_join(const absorption *a, td_id gradient)
     return (way){ 0 };
 }
 
+/* A GPU's kernels write gradients in the operands' dtype as well as in the wide one. */
+static bool writes(const absorption *a, const rewriting *r, uint8_t dtype)
+{
+    return a->in->td->device->is_gpu && dtype == a->in->values[td_node_inputs(a->in, &r->n)[0]].dtype;
+}
+
+/* Each gradient is read by nothing but a cast to a dtype that can be written, or not at all. */
+static bool takes_casts(const absorption *a, const rewriting *r)
+{
+    int casts = 0;
+    for (td_id i = 0; i < 3; i++) {
+        uint32_t reader = a->reader[r->n.output + i];
+        if (reader == TD_NONE) continue;
+        const td_node *n = reader == MANY ? NULL : &a->in->nodes[reader];
+        if (!n || n->op != &td_op_cast || !writes(a, r, a->in->values[n->output].dtype)) return false;
+        casts++;
+    }
+    return casts > 0;
+}
+
 /* dq, dk, dv become the columns of one value, if that is all they are read for. */
 static bool take_packed_gradient(absorption *a, rewriting *r, bool *taken)
 {
@@ -212,11 +239,11 @@ static bool take_packed_gradient(absorption *a, rewriting *r, bool *taken)
                      as_rows(a->in->values[first + (td_id)i]).shape);
     }
     if (!*taken) return true;
-    td_value wide = value;
-    wide.dtype = a->in->values[first].dtype;
+    td_value written = value;
+    if (!writes(a, r, value.dtype)) written.dtype = a->in->values[first].dtype;
     r->attr.rows |= TD_ATTENTION_PACKED;
-    td_id packed = emit_attention(a, r, &wide, 1);
-    if (value.dtype != wide.dtype)
+    td_id packed = emit_attention(a, r, &written, 1);
+    if (value.dtype != written.dtype)
         packed = emit_one(a->out, &td_op_cast, n, packed, &(td_cast_attr){ .dtype = value.dtype }, sizeof(td_cast_attr), value);
     a->map[n->output] = packed;
     for (int i = 0; i < 3; i++)
@@ -229,33 +256,53 @@ static bool is_whole(const absorption *a, row_source rows, int64_t columns)
     return rows.id != TD_NONE && rows.at == 0 && a->out->values[rows.id].shape.dim[2] == columns;
 }
 
-static bool take_gradient(absorption *a, uint32_t index)
+/* o and do as rows too, where they can be had. */
+static void take_outputs(const absorption *a, rewriting *r)
 {
     enum { O = 3, DO = 5 };
-    rewriting r = rewriting_of(a, index);
-    if (!r.attr.rows || !sequences_only(a->in, r.n.output)) return td_copy_node(a->out, a->in, index, a->map);
-    row_source o = rows_of(a->out, r.inputs[O]), dy = rows_of(a->out, r.inputs[DO]);
-    int64_t columns = r.attr.heads * r.attr.values;
-    if (is_whole(a, o, columns) && is_whole(a, dy, columns)) {
-        r.inputs[O] = o.id;
-        r.inputs[DO] = dy.id;
-        r.attr.rows |= TD_ATTENTION_O;
-    }
-    const int32_t qkv = TD_ATTENTION_Q | TD_ATTENTION_K | TD_ATTENTION_V;
-    bool taken = false, all = (r.attr.rows & qkv) == qkv;
-    if (all && !take_packed_gradient(a, &r, &taken)) return false;
-    if (taken) return true;
+    row_source o = rows_of(a->out, r->inputs[O]), dy = rows_of(a->out, r->inputs[DO]);
+    int64_t columns = r->attr.heads * r->attr.values;
+    if (!is_whole(a, o, columns) || !is_whole(a, dy, columns)) return;
+    r->inputs[O] = o.id;
+    r->inputs[DO] = dy.id;
+    r->attr.rows |= TD_ATTENTION_O;
+}
+
+/* dq, dk and dv as values of their own, by rows where q, k and v are; narrow: what their casts would give. */
+static bool emit_gradients(absorption *a, const rewriting *r, bool narrow)
+{
     td_value was[3], now[3];
     for (int i = 0; i < 3; i++) {
-        was[i] = a->in->values[r.n.output + (td_id)i];
-        now[i] = r.attr.rows & (TD_ATTENTION_Q << i) ? as_rows(was[i]) : was[i];
+        was[i] = a->in->values[r->n.output + (td_id)i];
+        if (narrow) was[i].dtype = a->in->values[td_node_inputs(a->in, &r->n)[i]].dtype;
+        now[i] = r->attr.rows & (TD_ATTENTION_Q << i) ? as_rows(was[i]) : was[i];
     }
-    td_id first = emit_attention(a, &r, now, 3);
+    td_id first = emit_attention(a, r, now, 3);
     for (td_id i = 0; i < 3; i++) {
-        bool rows = r.attr.rows & (TD_ATTENTION_Q << i);
-        a->map[r.n.output + i] = rows ? heads_from(a, &r.n, first + i, was[i]) : first + i;
+        bool rows = r->attr.rows & (TD_ATTENTION_Q << i);
+        td_id given = rows ? heads_from(a, &r->n, first + i, was[i]) : first + i;
+        uint32_t reader = a->reader[r->n.output + i];
+        a->map[r->n.output + i] = given;
+        if (!narrow || reader == TD_NONE) continue;
+        a->map[a->in->nodes[reader].output] = given;
+        a->done[reader] = 1;
     }
     return a->in->td->error == TD_OK;
+}
+
+static bool take_gradient(absorption *a, uint32_t index)
+{
+    rewriting r = rewriting_of(a, index);
+    bool by_rows = r.attr.rows && sequences_only(a->in, r.n.output), narrow = takes_casts(a, &r), taken = false;
+    if (!by_rows && !narrow) return td_copy_node(a->out, a->in, index, a->map);
+    if (!by_rows) {
+        r = as_it_is(a, index);
+        return emit_gradients(a, &r, narrow);
+    }
+    take_outputs(a, &r);
+    const int32_t qkv = TD_ATTENTION_Q | TD_ATTENTION_K | TD_ATTENTION_V;
+    if ((r.attr.rows & qkv) == qkv && !take_packed_gradient(a, &r, &taken)) return false;
+    return taken || emit_gradients(a, &r, narrow);
 }
 
 /* ---- The pass */

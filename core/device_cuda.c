@@ -6,6 +6,7 @@
  * be that many steps ahead; it waits for nothing else until a value is read.
  */
 #include "core/device_cuda.h"
+#include "core/device_cudnn.h"
 #include "core/device_nvrtc.h"
 #include "core/device_pool.h"
 
@@ -362,6 +363,7 @@ static void cuda_close(td_context *td)
     cudaSetDevice(cuda->device);
     if (cuda->stream) cudaStreamSynchronize(cuda->stream);
     td_cublas_close(td);
+    td_cudnn_close(td);
     td_nvrtc_close(td);
     free_stages(cuda);
     cuda_put(td, cuda->inputs, cuda->input_bytes, "inputs");

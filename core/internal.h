@@ -10,6 +10,7 @@
 
 struct td_onednn;
 struct td_nvrtc;
+struct td_cudnn;
 struct td_profile;
 struct td_profiled_plan;
 
@@ -160,6 +161,7 @@ struct td_context {
     struct td_onednn *onednn;
     struct td_nvrtc *nvrtc;                   /* of a GPU: the compiler of kernels and what it compiled; NULL: not yet */
     bool cache_told;                          /* that nothing can be kept on disk for later runs */
+    struct td_cudnn *cudnn;                   /* of a GPU: cuDNN and the plans it made; NULL: not yet */
     bool profiling;
     struct td_profile *profile;               /* NULL: none was begun */
 

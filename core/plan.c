@@ -359,6 +359,7 @@ static bool add_task(planner *pl, const td_op *op, uint32_t index, const td_id *
     td_preparation prepared = { 0 };
     if (kernel.prepare && !kernel.prepare(td, &task->kernel, &prepared)) return false;
     task->kernel.prepared = prepared.prepared;
+    task->kernel.way = prepared.way;
     int32_t at = (int32_t)plan->task_count++;
     if (prepared.workspace_bytes > td->options.workspace_bytes) {
         td_fail(td, TD_ERROR_MEMORY, "%s: wants %lld bytes of workspace, the cap is %lld; raise workspace_bytes %s", op->name,

@@ -60,10 +60,11 @@ static td_dtype dtype_of(const td_kernel *k)
     return whole && k->outputs ? k->out[0].dtype : k->in[0].dtype;
 }
 
-/* The chain's functions, or the operation's name. */
+/* The chain's functions, the kernel that was chosen, or the operation's name. */
 static const char *parts_of(td_context *td, const td_kernel *k)
 {
     char text[TD_FUSED_INSTRUCTIONS * 20];
+    if (k->way) return k->way;
     if (k->op != &td_op_fused) return k->op->name;
     td_fused_parts(k->attr, text, sizeof text);
     return td_copy_text(td, text, "program");

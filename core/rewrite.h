@@ -215,12 +215,14 @@ typedef struct td_kernel {
     const td_run *run;
     uint32_t phase;
     bool in_place;                            /* output 0 of a TD_OP_INPLACE lies where the input it is paired with does */
+    const char *way;                          /* what `prepare` chose, as profiles name it; or NULL */
 } td_kernel;
 
 /* Made once when a plan is made; data pointers are not yet valid. May make library objects (freed by `release`). */
 typedef struct td_preparation {
     int64_t workspace_bytes;
     void *prepared;
+    const char *way;                          /* static text: what computes the call, where there are several; NULL: the operation's kernel */
 } td_preparation;
 
 /* What runs an operation on a GPU. `run` puts work on the run's queue and neither waits nor allocates: it may be captured in a graph,

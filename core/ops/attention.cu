@@ -271,7 +271,7 @@ static flash flash_of(const td_kernel *k)
     return f;
 }
 
-extern "C" bool td_attention_cuda_prepare(td_context *td, const td_kernel *k, td_preparation *out)
+extern "C" bool td_attention_general_prepare(td_context *td, const td_kernel *k, td_preparation *out)
 {
     td_attention_layout at = td_attention_layout_of(k);
     if (at.depth > WIDEST || at.values > WIDEST) {
@@ -308,7 +308,7 @@ static bool allow(const td_kernel *k, const void *kernel, size_t bytes)
 
 static dim3 blocks_over(int64_t rows, int64_t heads) { return dim3((unsigned)((rows + BLOCK - 1) / BLOCK), (unsigned)heads); }
 
-extern "C" void td_attention_cuda(const td_kernel *k)
+extern "C" void td_attention_general(const td_kernel *k)
 {
     flash f = flash_of(k);
     if (!f.at.batch || !f.at.heads || !f.at.rows) return;
@@ -332,7 +332,7 @@ static void launch_backward(const td_kernel *k, const flash &f)
         WITH_PARTS(f, LAUNCH((backward_keys<T, U, PARTS>), blocks_over(f.at.keys, f.at.batch * f.at.shared), bytes, f, dk, dv));
 }
 
-extern "C" void td_attention_gradient_cuda(const td_kernel *k)
+extern "C" void td_attention_gradient_general(const td_kernel *k)
 {
     flash f = flash_of(k);
     if (k->out[0].dtype == TD_F32) {

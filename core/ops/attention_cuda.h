@@ -24,9 +24,15 @@ extern "C" {
 /* attention_cpu.c, which both devices share. */
 td_attention_layout td_attention_layout_of(const td_kernel *k);
 
+/* device_attention.c: the operations, which choose among the ways below. */
 TD_CUDA_KERNEL(td_attention_cuda);
 TD_CUDA_KERNEL(td_attention_gradient_cuda);
 TD_CUDA_PREPARE(td_attention_cuda_prepare);
+
+/* attention.cu: every form, in f32 arithmetic. */
+TD_CUDA_KERNEL(td_attention_general);
+TD_CUDA_KERNEL(td_attention_gradient_general);
+TD_CUDA_PREPARE(td_attention_general_prepare);
 
 #ifdef __cplusplus
 }
