@@ -124,7 +124,7 @@ typedef struct td_options {
     uint64_t seed;             /* keys every initial value and random draw */
     int threads;               /* CPU threads of this context; 0: all cores */
     int64_t workspace_bytes;   /* cap on what a library call may use as scratch; 0: 256 MiB */
-    int64_t memory_bytes;      /* cap on planned state + step memory; 0: none */
+    int64_t memory_bytes;      /* cap on planned state + step memory; 0: none, on a GPU what of its memory is free, less a margin */
     bool deterministic;        /* the same bits run after run */
     bool eager;                /* run each operation as recorded and check it for NaN; also TD_EAGER=1 */
     bool poison;               /* fill dead step memory with NaN; also TD_POISON=1 */
@@ -267,7 +267,8 @@ TD_API td_tensor td_gradient_at(td_tensor y, td_tensor x, td_here here);
 
 /* Makes t readable after the step. */
 TD_API void td_keep(td_tensor t);
-/* The single element of t. A kept value of the last step is read. A pending one is computed first, by running what it needs of
+/* The single element of t. A kept value of the last step is read, or of the one before it, if nothing else ran since, of which sixteen of
+ * one element are at hand: so a loop may have begun the next step when it looks at a loss. A pending one is computed first, by running what it needs of
  * the recording without assigning anything, and again by td_step; on several ranks all must ask for it. NaN and an
  * error on failure. */
 TD_API double td_item(td_tensor t);

@@ -1,12 +1,12 @@
 /* An NVIDIA GPU as a device: memory, one queue, and a plan as a CUDA graph.
  *
  * A plan's first run hands its calls over one by one, so that libraries load what they need; the second captures them in a graph, and
- * later ones launch it. What changes from run to run (inputs, scalars, the numbers of random draws) is gathered in one block of
- * pinned memory and copied, by one copy ahead of the graph, to where kernels read it. There are a few such blocks, so that the host may
- * be that many steps ahead; it waits for nothing else until a value is read.
+ * later ones launch it: a graph for each set of inputs that steps use in turn (device_exchange.h). The host waits for nothing until a value
+ * is read.
  */
 #include "core/device_cuda.h"
 #include "core/device_cudnn.h"
+#include "core/device_exchange.h"
 #include "core/device_nvrtc.h"
 #include "core/device_pool.h"
 
@@ -14,23 +14,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { STAGES = 4, HEADER_BYTES = TD_GPU_ALIGN };
-_Static_assert(sizeof(td_cuda_run) <= HEADER_BYTES, "inputs follow the header");
-
-/* Pinned memory on its way to the device. */
-typedef struct stage {
-    char *memory;
-    cudaEvent_t read;                         /* the copy from it is done */
-} stage;
-
 struct td_cuda {
     int device;
     cudaStream_t stream;
-    char *inputs;                             /* on the device: td_cuda_run, then the slots of a plan */
-    int64_t input_bytes;
-    uint64_t inputs_epoch;                    /* how many there have been */
-    stage stages[STAGES];
-    int next;
+    td_exchange exchange;
     td_cuda_limits limits;
     struct td_cublas *cublas;
     struct td_pools *pools;
@@ -38,10 +25,10 @@ struct td_cuda {
 
 /* What is kept with a plan. */
 typedef struct cuda_plan {
-    uint64_t inputs_epoch, arena_epoch;       /* that its operands and graph were made for */
+    uint64_t inputs_epoch, arena_epoch;       /* that its graphs were made for */
     bool warm;                                /* has run since */
-    cudaGraphExec_t graph;
-    cudaGraphExec_t timed;                    /* the same, with events between the calls */
+    cudaGraphExec_t graph[TD_INPUT_SETS];
+    cudaGraphExec_t timed[TD_INPUT_SETS];     /* the same, with events between the calls */
     cudaEvent_t *events;                      /* before each call, and behind the last; NULL: never profiled */
     uint32_t event_count;
 } cuda_plan;
@@ -103,92 +90,45 @@ static bool cuda_clear(td_context *td, void *memory, int64_t bytes)
 
 static bool cuda_initialise(td_context *td, const td_initial *of) { return is_current(td) && td_initial_cuda(td, of, td->cuda->stream); }
 
-/* ---- Inputs */
-
-static void free_stages(struct td_cuda *cuda)
-{
-    for (int s = 0; s < STAGES; s++) {
-        if (cuda->stages[s].memory) cudaFreeHost(cuda->stages[s].memory);
-        if (cuda->stages[s].read) cudaEventDestroy(cuda->stages[s].read);
-        cuda->stages[s] = (stage){ 0 };
-    }
-}
-
-static bool ensure_inputs(td_context *td, int64_t bytes)
-{
-    struct td_cuda *cuda = td->cuda;
-    if (cuda->inputs && bytes <= cuda->input_bytes) return true;
-    if (!wait(td)) return false;
-    free_stages(cuda);
-    const char *before = cuda->inputs;
-    cuda_put(td, cuda->inputs, cuda->input_bytes, "inputs");
-    cuda->inputs = cuda_get(td, bytes, "inputs");
-    cuda->input_bytes = cuda->inputs ? bytes : 0;
-    cuda->inputs_epoch += cuda->inputs != before;
-    for (int s = 0; s < STAGES && cuda->inputs; s++) {
-        if (!td_cuda_ok(td, cudaHostAlloc((void **)&cuda->stages[s].memory, (size_t)bytes, cudaHostAllocDefault), "allocating pinned memory") ||
-            !td_cuda_ok(td, cudaEventCreateWithFlags(&cuda->stages[s].read, cudaEventDisableTiming), "making an event"))
-            return false;
-    }
-    td->run.on_device = cuda->inputs;
-    return cuda->inputs != NULL;
-}
-
-/* Puts the header and all slots of the plan on their way. */
-static bool send_inputs(td_context *td, const td_planned *plan)
-{
-    struct td_cuda *cuda = td->cuda;
-    stage *s = &cuda->stages[cuda->next];
-    cuda->next = (cuda->next + 1) % STAGES;
-    cudaError_t status = cudaEventQuery(s->read);
-    if (status == cudaErrorNotReady) { /* the host is as far ahead as it may be */
-        td->device_counts.waits++;
-        status = cudaEventSynchronize(s->read);
-    }
-    if (!td_cuda_ok(td, status, "waiting for an earlier step")) return false;
-    *(td_cuda_run *)s->memory = (td_cuda_run){ .seed = td->run.seed, .update = td->run.update, .micro = td->run.micro };
-    for (uint32_t b = 0; b < plan->block_count; b++) {
-        const td_block *block = &plan->blocks[b];
-        if (block->kind != TD_BLOCK_SLOT) continue;
-        const td_slot *slot = &td->slots[block->index];
-        char *to = s->memory + HEADER_BYTES + block->offset;
-        if (slot->data)
-            memcpy(to, slot->data, (size_t)block->bytes);
-        else
-            memcpy(to, &slot->f32, sizeof slot->f32);
-    }
-    return td_cuda_ok(td, cudaMemcpyAsync(cuda->inputs, s->memory, (size_t)(HEADER_BYTES + plan->slot_bytes), cudaMemcpyHostToDevice, cuda->stream),
-                      "copying inputs") &&
-           td_cuda_ok(td, cudaEventRecord(s->read, cuda->stream), "recording an event");
-}
-
 /* ---- Running */
+
+static int current_set(const td_context *td) { return (int)(td->runs % TD_INPUT_SETS); }
 
 static void drop_graphs(cuda_plan *p)
 {
-    if (p->graph) cudaGraphExecDestroy(p->graph);
-    if (p->timed) cudaGraphExecDestroy(p->timed);
-    p->graph = p->timed = NULL;
+    for (int s = 0; s < TD_INPUT_SETS; s++) {
+        if (p->graph[s]) cudaGraphExecDestroy(p->graph[s]);
+        if (p->timed[s]) cudaGraphExecDestroy(p->timed[s]);
+        p->graph[s] = p->timed[s] = NULL;
+    }
     p->warm = false;
 }
 
-/* The plan's operands are where memory is now; a graph made for other places is gone. */
-static cuda_plan *bound_plan(td_context *td, td_planned *plan)
+/* What the plan has here; graphs made for other places are gone. */
+static cuda_plan *on_device(td_context *td, td_planned *plan)
 {
+    uint64_t epoch = td->cuda->exchange.epoch;
     if (!plan->on_device) {
         plan->on_device = td_alloc(td, sizeof(cuda_plan), "program");
         if (plan->on_device) memset(plan->on_device, 0, sizeof(cuda_plan));
     }
     cuda_plan *p = plan->on_device;
-    if (!p || (p->inputs_epoch == td->cuda->inputs_epoch && p->arena_epoch == td->arena_epoch)) return p;
+    if (!p || (p->inputs_epoch == epoch && p->arena_epoch == td->arena_epoch)) return p;
     drop_graphs(p);
-    p->inputs_epoch = td->cuda->inputs_epoch;
+    p->inputs_epoch = epoch;
     p->arena_epoch = td->arena_epoch;
+    return p;
+}
+
+/* Operands that are inputs are those of this run's set. */
+static void bind_inputs(td_context *td, td_planned *plan)
+{
+    char *inputs = td->cuda->exchange.set[current_set(td)].inputs;
+    td->run.on_device = inputs;
     for (uint32_t i = plan->fixed_count; i < plan->binding_count; i++) {
         const td_binding *b = &plan->bindings[i];
-        *b->pointer = td->cuda->inputs + HEADER_BYTES + plan->blocks[b->block].offset + b->offset;
+        *b->pointer = inputs + TD_GPU_ALIGN + plan->blocks[b->block].offset + b->offset;
     }
-    return p;
 }
 
 static void erase(void *user, void *memory, size_t bytes)
@@ -209,6 +149,7 @@ void td_copy_cuda(const td_kernel *k)
 static bool call_all(td_context *td, td_planned *plan, const cudaEvent_t *events, unsigned how)
 {
     cudaStream_t stream = td->cuda->stream;
+    bind_inputs(td, plan);
     if (td->options.poison) td_plan_dying(td, plan, -1, erase, td);
     for (uint32_t t = 0; t < plan->task_count; t++) {
         const td_task *task = &plan->tasks[t];
@@ -219,7 +160,8 @@ static bool call_all(td_context *td, td_planned *plan, const cudaEvent_t *events
         if (td->options.poison) td_plan_dying(td, plan, (int32_t)t, erase, td);
     }
     td->device_counts.calls += plan->task_count;
-    return !events || td_cuda_ok(td, cudaEventRecordWithFlags(events[plan->task_count], stream, how), "recording an event");
+    if (events && !td_cuda_ok(td, cudaEventRecordWithFlags(events[plan->task_count], stream, how), "recording an event")) return false;
+    return td_exchange_land(td, &td->cuda->exchange, stream, plan);
 }
 
 static bool capture(td_context *td, td_planned *plan, const cudaEvent_t *events, cudaGraphExec_t *to)
@@ -242,7 +184,7 @@ static bool run_plan(td_context *td, td_planned *plan, cuda_plan *p, const cudaE
         td_cublas_rest(td);
         return p->warm;
     }
-    cudaGraphExec_t *graph = events ? &p->timed : &p->graph;
+    cudaGraphExec_t *graph = events ? &p->timed[current_set(td)] : &p->graph[current_set(td)];
     if (!*graph && !capture(td, plan, events, graph)) return false;
     td->device_counts.replays++;
     return td_cuda_ok(td, cudaGraphLaunch(*graph, td->cuda->stream), "launching a step");
@@ -300,17 +242,25 @@ static bool run_profiled(td_context *td, td_planned *plan, cuda_plan *p)
 
 static bool cuda_run(td_context *td, td_planned *plan)
 {
-    if (!is_current(td) || !ensure_inputs(td, HEADER_BYTES + plan->slot_bytes)) return false;
-    cuda_plan *p = bound_plan(td, plan);
-    if (!p || !send_inputs(td, plan)) return false;
-    return td->profiling ? run_profiled(td, plan, p) : run_plan(td, plan, p, NULL);
+    td_exchange *x = &td->cuda->exchange;
+    cudaStream_t stream = td->cuda->stream;
+    if (!is_current(td) || !td_exchange_ensure(td, x, stream, plan->slot_bytes)) return false;
+    cuda_plan *p = on_device(td, plan);
+    if (!p || !td_exchange_send(td, x, stream, plan)) return false;
+    bool ran = td->profiling ? run_profiled(td, plan, p) : run_plan(td, plan, p, NULL);
+    return td_exchange_done(td, x, stream) && ran;
+}
+
+static const uint64_t *cuda_landed(td_context *td, int set)
+{
+    return is_current(td) ? td_exchange_landed(td, &td->cuda->exchange, set) : NULL;
 }
 
 static void cuda_drop(td_context *td, td_planned *plan)
 {
     cuda_plan *p = plan->on_device;
     if (!p) return;
-    if (p->graph) cudaStreamSynchronize(td->cuda->stream); /* it may still run */
+    cudaStreamSynchronize(td->cuda->stream); /* it may still run */
     drop_graphs(p);
     free_events(td, p);
     td_free(td, p, sizeof *p, "program");
@@ -365,8 +315,7 @@ static void cuda_close(td_context *td)
     td_cublas_close(td);
     td_cudnn_close(td);
     td_nvrtc_close(td);
-    free_stages(cuda);
-    cuda_put(td, cuda->inputs, cuda->input_bytes, "inputs");
+    td_exchange_close(td, &cuda->exchange);
     td_pools_close(td);
     if (cuda->stream) cudaStreamDestroy(cuda->stream);
     td->cuda = NULL;
@@ -375,7 +324,7 @@ static void cuda_close(td_context *td)
 
 static const td_device gpu = {
     .is_gpu = true, .get = cuda_get, .put = cuda_put, .write = cuda_write, .read = cuda_read, .clear = cuda_clear,
-    .initialise = cuda_initialise, .run = cuda_run, .drop = cuda_drop, .measure = cuda_measure, .close = cuda_close,
+    .initialise = cuda_initialise, .run = cuda_run, .landed = cuda_landed, .drop = cuda_drop, .measure = cuda_measure, .close = cuda_close,
 };
 
 /* "cuda:2" -> 2; "cuda" -> 0; -1: neither. */
@@ -412,6 +361,20 @@ static bool find_limits(td_context *td, td_cuda_limits *to)
     return true;
 }
 
+/* What plans may have where the options do not say: what is free now, less what the library's own code and handles will take. */
+static bool find_memory(td_context *td)
+{
+    size_t free, total;
+    int64_t least = 256 << 20, most = 1 << 30;
+    if (td->options.memory_bytes) return true;
+    if (!td_cuda_ok(td, cudaMemGetInfo(&free, &total), "asking the GPU for its memory")) return false;
+    int64_t margin = (int64_t)free / 32;
+    if (margin < least) margin = least;
+    if (margin > most) margin = most;
+    td->options.memory_bytes = (int64_t)free > margin ? (int64_t)free - margin : 1;
+    return true;
+}
+
 const td_device *td_cuda_open(td_context *td)
 {
     int device;
@@ -421,7 +384,7 @@ const td_device *td_cuda_open(td_context *td)
     *cuda = (struct td_cuda){ .device = device };
     td->cuda = cuda;
     if (is_current(td) && td_cuda_ok(td, cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking), "making a queue") &&
-        find_limits(td, &cuda->limits) && td_pools_open(td, device)) {
+        find_limits(td, &cuda->limits) && td_pools_open(td, device) && td_exchange_open(td, &cuda->exchange) && find_memory(td)) {
         td->run.queue = cuda->stream;
         return &gpu;
     }

@@ -43,7 +43,7 @@ static bool ensure_arena(td_context *td, td_memory memory, int64_t bytes)
 
 static char *arena_at(const td_context *td, const td_block *b) { return (char *)(b->memory == TD_HOST ? td->host_arena : td->arena) + b->offset; }
 
-static char *block_base(td_context *td, const td_planned *plan, uint32_t block)
+static char *block_base(const td_context *td, const td_planned *plan, uint32_t block)
 {
     int64_t offset = 0;
     const td_block *b = td_block_root(plan, block, &offset);
@@ -68,6 +68,19 @@ bool td_plan_settle(td_context *td, td_planned *plan)
     }
     plan->bound = td->arena_epoch;
     return true;
+}
+
+const void *td_plan_output_at(const td_context *td, const td_planned *plan, const td_plan_output *o)
+{
+    return block_base(td, plan, o->block) + o->offset;
+}
+
+uint32_t td_plan_landing(const td_planned *plan, uint32_t to[TD_LANDED])
+{
+    uint32_t count = 0;
+    for (uint32_t o = 0; o < plan->output_count && count < TD_LANDED; o++)
+        if (td_shape_elements(plan->outputs[o].shape) == 1) to[count++] = o;
+    return count;
 }
 
 /* Scalars are held in the slot in both widths: the operand's dtype says which one is read. */

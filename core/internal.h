@@ -78,6 +78,7 @@ typedef struct td_device {
     bool (*clear)(td_context *td, void *memory, int64_t bytes); /* to zeros; NULL on the CPU, as the next */
     bool (*initialise)(td_context *td, const td_initial *of);
     bool (*run)(td_context *td, td_planned *plan);            /* may return before it has run */
+    const uint64_t *(*landed)(td_context *td, int set);       /* values of td->landed[set]; NULL after an error. NULL on the CPU */
     void (*drop)(td_context *td, td_planned *plan);           /* frees what `run` keeps with the plan */
     /* Of a GPU: its name, and bytes a second read and written by a copy that no cache holds. NULL on the CPU. */
     bool (*measure)(td_context *td, td_machine *out);
@@ -87,6 +88,17 @@ extern const td_device td_cpu;
 
 /* Where a GPU's values lie: what its libraries ask of their workspace. Ahead of the slots of a step are as many bytes for the run's numbers. */
 enum { TD_GPU_ALIGN = 256 };
+/* Sets of a GPU's inputs and of the host's kept scalars, which steps use in turn; how many of a step come to the host with it. */
+enum { TD_INPUT_SETS = 2, TD_LANDED = 16 };
+/* A run's outputs of one element, where the host has them: of the last run and the one before. */
+typedef struct td_landed {
+    uint32_t generation;                      /* of the recording */
+    uint32_t count;
+    td_id recorded[TD_LANDED];
+    td_dtype dtype[TD_LANDED];
+    uint64_t values[TD_LANDED];               /* on the CPU */
+} td_landed;
+
 /* What a GPU was asked for since the context was opened. */
 typedef struct td_device_counts {
     int64_t allocations, bytes, most_bytes;   /* of device memory: how often, and how much now and at most */
@@ -150,6 +162,7 @@ struct td_context {
     td_planned *last;                            /* whose outputs can be read */
     td_planned *planned;                         /* by the last td_plan; NULL: none, or it is gone */
     uint32_t last_generation;
+    td_landed landed[TD_INPUT_SETS];          /* by `runs` */
     void *arena, *host_arena;
     int64_t arena_bytes, host_arena_bytes;
     uint64_t arena_epoch;                     /* how often one of them came to lie elsewhere */
@@ -335,6 +348,10 @@ enum { TD_ACCUMULATOR_FULL = 1 };             /* accumulators[i] = 2 * unit + fl
 td_planned *td_plan_make(td_context *td, td_program *final);  /* takes the program */
 /* Gives arena blocks their offsets; sets arena_bytes, live_bytes and host_arena_bytes. */
 bool td_arena_arrange(td_context *td, td_planned *plan);
+/* The first outputs of one element, by number; how many. */
+uint32_t td_plan_landing(const td_planned *plan, uint32_t to[TD_LANDED]);
+/* Where an output is when the plan has run. */
+const void *td_plan_output_at(const td_context *td, const td_planned *plan, const td_plan_output *o);
 /* The block that `block` is part of, or itself; adds its offset there to *offset. */
 const td_block *td_block_root(const td_planned *plan, uint32_t block, int64_t *offset);
 void td_plan_free(td_context *td, td_planned *plan);

@@ -89,7 +89,7 @@ static int64_t in_pages(const td_context *td, int64_t bytes)
 
 static int64_t step_bytes(const td_context *td, int64_t arena_bytes, int64_t slot_bytes)
 {
-    int64_t inputs = td->device->is_gpu ? TD_GPU_ALIGN + slot_bytes : slot_bytes;
+    int64_t inputs = td->device->is_gpu ? TD_INPUT_SETS * (TD_GPU_ALIGN + slot_bytes) : slot_bytes;
     return in_pages(td, arena_bytes) + in_pages(td, inputs);
 }
 
@@ -288,6 +288,21 @@ static td_planned *plan_for(td_context *td, td_purpose purpose, bool *is_new)
 
 /* ---- Running */
 
+/* What td_item reads of this step until two others have run. */
+static void note_landed(td_context *td, const td_planned *plan)
+{
+    uint32_t outputs[TD_LANDED];
+    td_landed *to = &td->landed[td->runs % TD_INPUT_SETS];
+    to->generation = td->recording.generation;
+    to->count = td_plan_landing(plan, outputs);
+    for (uint32_t i = 0; i < to->count; i++) {
+        const td_plan_output *o = &plan->outputs[outputs[i]];
+        to->recorded[i] = o->recorded;
+        to->dtype[i] = o->dtype;
+        if (!td->device->landed) memcpy(&to->values[i], td_plan_output_at(td, plan, o), (size_t)td_dtype_size(o->dtype));
+    }
+}
+
 static bool run_recording(td_context *td, td_purpose purpose)
 {
     bool is_new;
@@ -302,7 +317,9 @@ static bool run_recording(td_context *td, td_purpose purpose)
     if (td->has_parallel) td_profile_mark(td, "agree");
     td->runs++;
     td->last = NULL;
+    td->landed[td->runs % TD_INPUT_SETS].count = 0;
     if (!td_plan_run(td, plan)) return false;
+    if (purpose == TD_FOR_STEP) note_landed(td, plan);
     td->last = plan;
     td->last_generation = td->recording.generation;
     if (!is_new) report(td, plan, -1);
@@ -431,41 +448,68 @@ static const td_plan_output *output_of(td_tensor t)
     return NULL;
 }
 
-static const void *output_data(const td_context *td, const td_plan_output *o)
-{
-    int64_t offset = o->offset;
-    const td_block *b = td_block_root(td->last, o->block, &offset);
-    return b->kind == TD_BLOCK_ARENA ? (const char *)td->arena + b->offset + offset : (const char *)td->units[b->index].memory + offset;
-}
-
 bool td_read(td_tensor t, void *to)
 {
     const td_plan_output *o = output_of(t);
-    return o && t.td->device->read(t.td, to, output_data(t.td, o), td_shape_elements(o->shape) * td_dtype_size(o->dtype));
+    return o && t.td->device->read(t.td, to, td_plan_output_at(t.td, t.td->last, o), td_shape_elements(o->shape) * td_dtype_size(o->dtype));
+}
+
+typedef union item {
+    double f64;
+    float f32;
+    int32_t i32;
+    int64_t i64;
+    uint8_t u8;
+    uint16_t bits;
+} item;
+
+static double item_value(td_context *td, item value, td_dtype dtype)
+{
+    switch (dtype) {
+    case TD_F64: return value.f64;
+    case TD_F32: return (double)value.f32;
+    case TD_I32: return value.i32;
+    case TD_I64: return (double)value.i64;
+    case TD_U8:  return value.u8;
+    case TD_BF16: return (double)td_widened(value.bits);
+    case TD_F16: case TD_DTYPES: break;
+    }
+    td_fail(td, TD_ERROR_UNSUPPORTED, "td_item: cannot read %s", td_dtype_name(dtype));
+    return (double)__builtin_nanf("");
+}
+
+/* Where t came to the host with its step: the last one or that before. False: it did not. */
+static bool find_landed(td_tensor t, int *set, uint32_t *at)
+{
+    const td_context *td = t.td;
+    if (!td || td->error != TD_OK || td_failed(t) || t.generation == td->recording.generation) return false;
+    for (*set = 0; *set < TD_INPUT_SETS; ++*set)
+        for (*at = 0; *at < td->landed[*set].count; ++*at)
+            if (td->landed[*set].generation == t.generation && td->landed[*set].recorded[*at] == t.id) return true;
+    return false;
 }
 
 double td_item(td_tensor t)
 {
     char text[TD_SHAPE_TEXT];
+    uint32_t at;
+    int set;
+    item value = { 0 };
+    if (find_landed(t, &set, &at)) {
+        const td_landed *l = &t.td->landed[set];
+        const uint64_t *values = t.td->device->landed ? t.td->device->landed(t.td, set) : l->values;
+        if (!values) return (double)__builtin_nanf("");
+        memcpy(&value, &values[at], sizeof value);
+        return item_value(t.td, value, l->dtype[at]);
+    }
     const td_plan_output *o = output_of(t);
     if (!o) return (double)__builtin_nanf("");
     if (td_shape_elements(o->shape) != 1) {
         td_fail(t.td, TD_ERROR_USAGE, "td_item: the value has shape %s, not one element; use td_read", td_shape_text(o->shape, text));
         return (double)__builtin_nanf("");
     }
-    union { double f64; float f32; int32_t i32; int64_t i64; uint8_t u8; uint16_t bits; } value;
-    if (!t.td->device->read(t.td, &value, output_data(t.td, o), td_dtype_size(o->dtype))) return (double)__builtin_nanf("");
-    switch (o->dtype) {
-    case TD_F64: return value.f64;
-    case TD_F32: return value.f32;
-    case TD_I32: return value.i32;
-    case TD_I64: return (double)value.i64;
-    case TD_U8:  return value.u8;
-    case TD_BF16: return td_widened(value.bits);
-    case TD_F16: case TD_DTYPES: break;
-    }
-    td_fail(t.td, TD_ERROR_UNSUPPORTED, "td_item: cannot read %s", td_dtype_name(o->dtype));
-    return (double)__builtin_nanf("");
+    if (!t.td->device->read(t.td, &value, td_plan_output_at(t.td, t.td->last, o), td_dtype_size(o->dtype))) return (double)__builtin_nanf("");
+    return item_value(t.td, value, o->dtype);
 }
 
 void td_step_close(td_context *td)

@@ -57,6 +57,24 @@ START_TEST(test_an_unkept_value_is_refused_by_name)
 }
 END_TEST
 
+START_TEST(test_a_kept_scalar_is_read_a_step_late)
+{
+    td_context *td = open_cpu(TD_F64);
+    td_tensor kept[4];
+    for (int s = 0; s < 4; s++) {
+        td_tensor x = td_scalar(td, s + 0.5);
+        kept[s] = td_mul(x, x);
+        td_keep(kept[s]);
+        ck_assert(td_step(td));
+        ck_assert_double_eq(td_item(kept[s]), (s + 0.5) * (s + 0.5));
+        if (s) ck_assert_double_eq(td_item(kept[s - 1]), (s - 0.5) * (s - 0.5));
+    }
+    ck_assert(isnan(td_item(kept[1])));
+    ck_assert_str_has(td_error_text(td), "of an earlier step, whose results are gone");
+    td_close(td);
+}
+END_TEST
+
 START_TEST(test_a_stale_handle_is_refused_by_name)
 {
     td_context *td = open_cpu(TD_F64);
@@ -340,7 +358,7 @@ START_TEST(test_an_unknown_stage_or_pass_is_refused)
 END_TEST
 
 TESTS("step", test_a_kept_value_is_read_after_the_step, test_a_pending_value_is_computed_and_nothing_is_assigned,
-      test_an_unkept_value_is_refused_by_name, test_a_stale_handle_is_refused_by_name,
+      test_an_unkept_value_is_refused_by_name, test_a_kept_scalar_is_read_a_step_late, test_a_stale_handle_is_refused_by_name,
       test_an_error_names_operation_shapes_module_and_line_once, test_two_states_swap, test_three_states_rotate_with_a_computed_one, test_an_old_value_can_be_kept,
       test_an_old_value_read_after_the_assign_is_the_old_one, test_one_value_assigned_to_two_states,
       test_assign_if_follows_its_condition, test_scalars_and_inputs_change_without_a_new_plan,

@@ -1,0 +1,125 @@
+/* The sets of device_exchange.h. */
+#include "core/device_exchange.h"
+
+#include <string.h>
+
+#include "core/device_pool.h"
+
+_Static_assert(sizeof(td_cuda_run) <= TD_GPU_ALIGN, "slots follow the numbers of the run");
+
+static int64_t set_bytes(int64_t slot_bytes) { return TD_GPU_ALIGN + slot_bytes; }
+static td_exchange_set *current(td_context *td, td_exchange *x) { return &x->set[td->runs % TD_INPUT_SETS]; }
+
+/* ---- Memory */
+
+static void drop_sets(td_context *td, td_exchange *x)
+{
+    for (int i = 0; i < TD_INPUT_SETS; i++) {
+        td_exchange_set *s = &x->set[i];
+        if (s->pinned) cudaFreeHost(s->pinned);
+        if (s->outputs) cudaFreeHost(s->outputs);
+        if (s->copied) cudaEventDestroy(s->copied);
+        if (s->done) cudaEventDestroy(s->done);
+        *s = (td_exchange_set){ 0 };
+    }
+    td_cuda_put(td, x->memory, TD_INPUT_SETS * set_bytes(x->slot_bytes), "inputs");
+    x->memory = NULL;
+    x->slot_bytes = -1;
+}
+
+static bool make_set(td_context *td, td_exchange_set *s, int64_t bytes)
+{
+    return td_cuda_ok(td, cudaHostAlloc((void **)&s->pinned, (size_t)bytes, cudaHostAllocDefault), "allocating pinned memory") &&
+           td_cuda_ok(td, cudaHostAlloc((void **)&s->outputs, TD_LANDED * sizeof *s->outputs, cudaHostAllocMapped), "allocating pinned memory") &&
+           td_cuda_ok(td, cudaEventCreateWithFlags(&s->copied, cudaEventDisableTiming), "making an event") &&
+           td_cuda_ok(td, cudaEventCreateWithFlags(&s->done, cudaEventDisableTiming), "making an event");
+}
+
+bool td_exchange_open(td_context *td, td_exchange *x)
+{
+    x->slot_bytes = -1;
+    return td_cuda_ok(td, cudaStreamCreateWithFlags(&x->copies, cudaStreamNonBlocking), "making a queue");
+}
+
+bool td_exchange_ensure(td_context *td, td_exchange *x, cudaStream_t stream, int64_t slot_bytes)
+{
+    if (slot_bytes <= x->slot_bytes) return true;
+    if (!td_cuda_ok(td, cudaStreamSynchronize(x->copies), "copying inputs") || !td_cuda_ok(td, cudaStreamSynchronize(stream), "running the step"))
+        return false;
+    td->device_counts.waits++;
+    drop_sets(td, x);
+    x->epoch++;
+    x->memory = td_cuda_get(td, TD_INPUT_SETS * set_bytes(slot_bytes), "inputs");
+    x->slot_bytes = slot_bytes;
+    for (int i = 0; i < TD_INPUT_SETS && td->error == TD_OK; i++) {
+        x->set[i].inputs = x->memory + i * set_bytes(slot_bytes);
+        make_set(td, &x->set[i], set_bytes(slot_bytes));
+    }
+    if (td->error != TD_OK) drop_sets(td, x);
+    return td->error == TD_OK;
+}
+
+void td_exchange_close(td_context *td, td_exchange *x)
+{
+    if (!x->copies) return;
+    drop_sets(td, x);
+    cudaStreamDestroy(x->copies);
+    x->copies = NULL;
+}
+
+/* ---- To the device */
+
+static void fill(td_context *td, const td_planned *plan, char *to)
+{
+    *(td_cuda_run *)to = (td_cuda_run){ .seed = td->run.seed, .update = td->run.update, .micro = td->run.micro };
+    for (uint32_t b = 0; b < plan->block_count; b++) {
+        const td_block *block = &plan->blocks[b];
+        if (block->kind != TD_BLOCK_SLOT) continue;
+        const td_slot *slot = &td->slots[block->index];
+        const void *from = slot->data ? slot->data : &slot->f32;
+        memcpy(to + TD_GPU_ALIGN + block->offset, from, slot->data ? (size_t)block->bytes : sizeof slot->f32);
+    }
+}
+
+bool td_exchange_send(td_context *td, td_exchange *x, cudaStream_t stream, const td_planned *plan)
+{
+    td_exchange_set *s = current(td, x);
+    cudaError_t status = cudaEventQuery(s->copied);
+    if (status == cudaErrorNotReady) { /* the host is as far ahead as it may be */
+        td->device_counts.waits++;
+        status = cudaEventSynchronize(s->copied);
+    }
+    if (!td_cuda_ok(td, status, "waiting for an earlier step")) return false;
+    fill(td, plan, s->pinned);
+    return td_cuda_ok(td, cudaStreamWaitEvent(x->copies, s->done, 0), "waiting for an earlier step") &&
+           td_cuda_ok(td, cudaMemcpyAsync(s->inputs, s->pinned, (size_t)set_bytes(plan->slot_bytes), cudaMemcpyHostToDevice, x->copies), "copying inputs") &&
+           td_cuda_ok(td, cudaEventRecord(s->copied, x->copies), "recording an event") &&
+           td_cuda_ok(td, cudaStreamWaitEvent(stream, s->copied, 0), "waiting for inputs");
+}
+
+/* ---- To the host */
+
+bool td_exchange_land(td_context *td, td_exchange *x, cudaStream_t stream, const td_planned *plan)
+{
+    uint32_t outputs[TD_LANDED];
+    td_landing landing = { .to = current(td, x)->outputs, .count = (int)td_plan_landing(plan, outputs) };
+    for (int i = 0; i < landing.count; i++) {
+        const td_plan_output *o = &plan->outputs[outputs[i]];
+        landing.from[i] = td_plan_output_at(td, plan, o);
+        landing.bytes[i] = (int)td_dtype_size(o->dtype);
+    }
+    if (!landing.count) return true;
+    td_land_cuda(&landing, stream);
+    return td_cuda_ok(td, cudaGetLastError(), "giving the host a step's values");
+}
+
+bool td_exchange_done(td_context *td, td_exchange *x, cudaStream_t stream)
+{
+    return td_cuda_ok(td, cudaEventRecord(current(td, x)->done, stream), "recording an event");
+}
+
+const uint64_t *td_exchange_landed(td_context *td, td_exchange *x, int set)
+{
+    td->device_counts.waits++;
+    return td_cuda_ok(td, cudaEventSynchronize(x->set[set].done), "running the step") ? x->set[set].outputs : NULL;
+}
