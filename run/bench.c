@@ -6,8 +6,9 @@
 
 enum { WARM_UP_STEPS = 10, TIMED_STEPS = 100 };
 
-/* One update from the same micro-batch over and over. */
-static bool bench_update(run_loop *run, const run_model *model, void *object, const data_batch *b)
+/* One update from the same micro-batch over and over. `before`, if not NULL, is the loss of the update before, whose place this one's takes:
+ * with one micro-batch that is the one read, so that a GPU does not wait for the host. */
+static bool bench_update(run_loop *run, const run_model *model, void *object, const data_batch *b, td_tensor *before)
 {
     double begin = run_now();
     td_tensor part = { 0 };
@@ -18,7 +19,9 @@ static bool bench_update(run_loop *run, const run_model *model, void *object, co
         if (micro == run->accumulate) opt_ema_update(run->ema);
         if (!td_step(run->td)) return false;
     }
-    run->loss = (double)run->accumulate * td_item(part);
+    bool late = before && before->td && run->accumulate == 1;
+    run->loss = (double)run->accumulate * td_item(late ? *before : part);
+    if (before) *before = part;
     run_comm_end(run);
     run->step_ms[run->timed++ % RUN_TIMED] = 1000 * (run_now() - begin);
     return !run_failed(run);
@@ -29,7 +32,7 @@ static void bench_profile(run_loop *run, const run_model *model, void *object, c
 {
     if (!run->profile.updates || !run_record_prepare(run) || !run_profile_begin(run)) return;
     double begin = run_now();
-    while (run->profile.done < run->profile.updates && bench_update(run, model, object, b)) run->profile.done++;
+    while (run->profile.done < run->profile.updates && bench_update(run, model, object, b, NULL)) run->profile.done++;
     run->profile.wall_s = run_now() - begin;
     run_profile_report(run);
 }
@@ -40,12 +43,14 @@ void run_bench(run_loop *run, const run_model *model, void *object)
     int64_t steps = run->steps ? run->steps : TIMED_STEPS;
     if (!run_average(run) || !run->loader || !data_next(run->loader, &b)) return;
     for (int64_t step = 0; step < WARM_UP_STEPS; step++) {
-        if (!bench_update(run, model, object, &b)) return;
+        if (!bench_update(run, model, object, &b, NULL)) return;
         if (step == 0) run->first_loss = run->loss;
     }
     run->timed = 0;
+    td_tensor last = { 0 };
     for (int64_t step = 0; step < steps; step++)
-        if (!bench_update(run, model, object, &b)) return;
+        if (!bench_update(run, model, object, &b, &last)) return;
+    run->loss = (double)run->accumulate * td_item(last);
     int64_t updates;
     double ms = run_median_ms(run, &updates);
     run_say(run, "%s, %s, %s on %d rank%s, batch %lld: %.3f ms a step (median of %lld), %.0f items/s", run->name,
