@@ -1,0 +1,339 @@
+/* A GPU as a device: how much of its memory is asked for, what is refused, where initial values come from, what its profile says, which
+ * algorithms products have and that they are kept.
+ *
+ * Labels: gpu
+ * Timeout: 300 s
+ */
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "core/internal.h"
+#include "tests/check.h"
+
+#include <tandem/nn.h>
+#include <tandem/optim.h>
+
+static td_context *open_gpu(td_options options)
+{
+    options.device = "cuda";
+    options.threads = 1;
+    options.seed = 3;
+    options.log = check_log_line;
+    return td_open(&options);
+}
+
+/* False, and the test counts as skipped. */
+static bool gpu_for(const char *test)
+{
+    td_context *td = open_gpu((td_options){ 0 });
+    bool has = td_error(td) == TD_OK;
+    if (!has) check_skip(test, "no CUDA device");
+    td_close(td);
+    return has;
+}
+
+/* ---- A small model ---------------------------------------------------------------------------------------- */
+
+enum { ROWS = 64, IN = 300, HIDDEN = 520, CLASSES = 10 };
+
+typedef struct model {
+    td_context *td;
+    nn_linear hidden, out;
+    opt_optimizer *opt;
+    float x[ROWS * IN];
+    int32_t y[ROWS];
+} model;
+
+static void make_model(model *m, td_context *td)
+{
+    td_module root = td_root(td);
+    m->td = td;
+    m->hidden = nn_linear_make(root, "hidden", IN, HIDDEN);
+    m->out = nn_linear_make(root, "out", HIDDEN, CLASSES);
+    m->opt = opt_adamw(root, &(opt_adamw_options){ .decay = 0.01 });
+}
+
+static void close_model(model *m)
+{
+    opt_close(m->opt);
+    td_close(m->td);
+}
+
+/* One step, of the first `rows` rows of batch number `number`; its loss. */
+static td_tensor train(model *m, int64_t rows, int number)
+{
+    for (int64_t i = 0; i < rows * IN; i++) m->x[i] = (float)check_normal((uint64_t)(number * ROWS * IN + i + 1));
+    for (int64_t i = 0; i < rows; i++) m->y[i] = (int32_t)((i * 7 + number) % CLASSES);
+    td_tensor x = td_batch(m->td, "x", TD_F32, TD_SHAPE(rows, IN), m->x), y = td_batch(m->td, "y", TD_I32, TD_SHAPE(rows), m->y);
+    td_tensor h = td_gelu(nn_linear_apply(&m->hidden, x));
+    td_tensor loss = td_cross_entropy(nn_linear_apply(&m->out, h), y);
+    td_backward(loss);
+    opt_step(m->opt, 1e-2);
+    ck_assert_msg(td_step(m->td), "%s", td_error_text(m->td));
+    return loss;
+}
+
+/* ---- Memory ----------------------------------------------------------------------------------------------- */
+
+START_TEST(test_the_planned_peak_is_what_is_asked_of_the_gpu)
+{
+    if (!gpu_for(__func__)) return;
+    static model m;
+    make_model(&m, open_gpu((td_options){ 0 }));
+    for (int s = 0; s < 4; s++) train(&m, 16, s);
+    int64_t most, now = td_device_bytes(m.td, &most);
+    ck_assert_int_eq(now, td_last_report(m.td).peak_bytes);
+    ck_assert_int_eq(most, now);
+    for (int s = 0; s < 4; s++) train(&m, ROWS, s); /* a larger step */
+    now = td_device_bytes(m.td, &most);
+    ck_assert_int_eq(now, td_last_report(m.td).peak_bytes);
+    ck_assert_int_eq(most, now);
+    close_model(&m);
+}
+END_TEST
+
+START_TEST(test_what_grows_stays_where_it_is)
+{
+    if (!gpu_for(__func__)) return;
+    static model m;
+    make_model(&m, open_gpu((td_options){ 0 }));
+    for (int s = 0; s < 4; s++) train(&m, 16, s);
+    const void *arena = m.td->arena;
+    int64_t had = td_device_bytes(m.td, NULL);
+    td_tensor large = td_uniform(m.td, TD_SHAPE(4096, 4096));
+    td_keep(td_sum(td_exp(large), TD_ALL, TD_DROP));
+    ck_assert(td_step(m.td));
+    ck_assert_int_ge(td_device_bytes(m.td, NULL), had + (16 << 20));
+    ck_assert_ptr_eq(m.td->arena, arena);
+    ck_assert_uint_eq(m.td->arena_epoch, 1);
+    close_model(&m);
+}
+END_TEST
+
+START_TEST(test_a_step_that_cannot_fit_is_refused_before_memory_is_taken)
+{
+    if (!gpu_for(__func__)) return;
+    td_context *td = open_gpu((td_options){ 0 });
+    ck_assert_int_gt(td->options.memory_bytes, 0);
+    td_keep(td_exp(td_uniform(td, TD_SHAPE(1 << 20, 1 << 19))));
+    ck_assert(!td_step(td));
+    ck_assert_int_eq(td_error(td), TD_ERROR_MEMORY);
+    ck_assert_str_has(td_error_text(td), "planning: the step needs");
+    ck_assert_int_eq(td_device_bytes(td, NULL), 0);
+    td_close(td);
+}
+END_TEST
+
+START_TEST(test_memory_that_is_not_there_is_an_error_one_can_go_on_from)
+{
+    if (!gpu_for(__func__)) return;
+    td_context *td = open_gpu((td_options){ .memory_bytes = INT64_MAX });
+    td_keep(td_exp(td_uniform(td, TD_SHAPE(1 << 20, 1 << 19))));
+    ck_assert(!td_step(td));
+    ck_assert_int_eq(td_error(td), TD_ERROR_MEMORY);
+    ck_assert_str_has(td_error_text(td), "out of memory on the GPU: ");
+    ck_assert_str_has(td_error_text(td), "bytes for step could not be had");
+    td_clear_error(td);
+    td_tensor four = td_sum(td_fill(td, TD_F32, TD_SHAPE(4), 1), TD_ALL, TD_DROP);
+    td_keep(four);
+    ck_assert_msg(td_step(td), "%s", td_error_text(td));
+    ck_assert_double_eq(td_item(four), 4);
+    td_close(td);
+}
+END_TEST
+
+/* ---- Values ----------------------------------------------------------------------------------------------- */
+
+enum { DRAWN = 100003 };
+
+static void read_initial(bool gpu, td_init init, float *to)
+{
+    td_context *td = gpu ? open_gpu((td_options){ 0 }) : td_open(&(td_options){ .threads = 1, .seed = 3, .log = check_log_line });
+    td_state before = td_parameter(td_root(td), "before", TD_SHAPE(37), td_init_constant(2)); /* so that it begins within its unit */
+    td_state s = td_parameter(td_root(td), "weight", TD_SHAPE(DRAWN), init);
+    float two;
+    ck_assert_msg(td_state_read(s, 0, DRAWN, to), "%s", td_error_text(td));
+    ck_assert(td_state_read(before, 36, 1, &two) && two == 2);
+    td_close(td);
+}
+
+static void check_initial(const char *name, td_init init, int allowed, int most_different)
+{
+    static float host[DRAWN], device[DRAWN];
+    int different = 0;
+    read_initial(false, init, host);
+    read_initial(true, init, device);
+    for (int i = 0; i < DRAWN; i++) {
+        int32_t a, b;
+        memcpy(&a, &host[i], sizeof a);
+        memcpy(&b, &device[i], sizeof b);
+        different += a != b;
+        ck_assert_msg(labs((long)a - b) <= allowed, "%s: element %d is %.9g, on the host %.9g", name, i, (double)device[i], (double)host[i]);
+    }
+    printf("%s: %d of %d differ by a bit\n", name, different, DRAWN);
+    ck_assert_int_le(different, most_different);
+}
+
+START_TEST(test_initial_values_are_the_hosts)
+{
+    if (!gpu_for(__func__)) return;
+    check_initial("constant", td_init_constant(0.7), 0, 0);
+    check_initial("uniform", td_init_uniform(0.3), 0, 0);
+    check_initial("normal", td_init_normal(0.02), 1, 3);
+    check_initial("truncated normal", td_init_truncated_normal(0.02), 1, 3);
+}
+END_TEST
+
+START_TEST(test_a_loss_is_read_a_step_late)
+{
+    if (!gpu_for(__func__)) return;
+    static model m;
+    double direct[8], late[8];
+    td_tensor loss[8];
+    for (int way = 0; way < 2; way++) {
+        make_model(&m, open_gpu((td_options){ .deterministic = true }));
+        for (int s = 0; s < 8; s++) {
+            loss[s] = train(&m, ROWS, s);
+            if (way == 0) direct[s] = td_item(loss[s]);
+            else if (s) late[s - 1] = td_item(loss[s - 1]);
+        }
+        if (way) late[7] = td_item(loss[7]);
+        close_model(&m);
+    }
+    ck_assert_mem_eq(direct, late, sizeof direct);
+    ck_assert(direct[7] != direct[0]);
+}
+END_TEST
+
+/* ---- The profile ------------------------------------------------------------------------------------------ */
+
+START_TEST(test_tasks_are_timed_within_their_run)
+{
+    if (!gpu_for(__func__)) return;
+    static model m;
+    make_model(&m, open_gpu((td_options){ 0 }));
+    for (int s = 0; s < 3; s++) train(&m, ROWS, s);
+    ck_assert(td_profile_begin(m.td, 4));
+    for (int s = 0; s < 4; s++) train(&m, ROWS, s);
+    td_profile_end(m.td);
+    int64_t tasks = 0, last_ns = 0, total = 0, calls = td_last_report(m.td).calls;
+    for (int64_t i = 0; i < td_profile_count(m.td); i++) {
+        td_profile_event e = td_profile_at(m.td, i);
+        if (e.task) {
+            ck_assert_int_ge(e.begin_ns, last_ns);
+            ck_assert_int_ge(e.end_ns, e.begin_ns);
+            last_ns = e.end_ns;
+            total += e.end_ns - e.begin_ns;
+            tasks++;
+        } else if (!strcmp(e.name, "run")) {
+            ck_assert_int_ge(e.end_ns, last_ns);
+            ck_assert_int_le(total, e.end_ns - e.begin_ns);
+            total = 0;
+        }
+    }
+    ck_assert_int_eq(tasks, 4 * calls);
+    close_model(&m);
+}
+END_TEST
+
+START_TEST(test_the_floor_is_the_gpus)
+{
+    if (!gpu_for(__func__)) return;
+    td_machine gpu;
+    td_context *td = open_gpu((td_options){ .dtype = TD_BF16 });
+    ck_assert_msg(td_machine_measure(td, 1, &gpu), "%s", td_error_text(td));
+    printf("%s: bf16 %.1f TFLOP/s, f32 %.1f TFLOP/s, copies %.0f GB/s\n", gpu.name, 1e-12 * gpu.flops[TD_BF16], 1e-12 * gpu.flops[TD_F32],
+           1e-9 * gpu.bytes);
+    ck_assert(*gpu.name);
+    ck_assert(gpu.flops[TD_BF16] > gpu.flops[TD_F32] && gpu.flops[TD_F32] > 1e12 && gpu.bytes > 1e11);
+    td_close(td);
+}
+END_TEST
+
+/* ---- Algorithms of products ------------------------------------------------------------------------------- */
+
+static void damage(const char *path)
+{
+    int fd = open(path, O_WRONLY);
+    ck_assert_int_ge(fd, 0);
+    ck_assert_int_eq(pwrite(fd, "damaged", 7, 40), 7);
+    close(fd);
+}
+
+/* Files of the cache that keep a product's algorithm; each is damaged if asked for. */
+static int kept_products(const char *directory, bool damages)
+{
+    int count = 0;
+    DIR *d = opendir(directory);
+    for (struct dirent *e; d && (e = readdir(d));) {
+        char path[512];
+        if (strncmp(e->d_name, "product-", 8)) continue;
+        snprintf(path, sizeof path, "%s/%s", directory, e->d_name);
+        if (damages) damage(path);
+        count++;
+    }
+    if (d) closedir(d);
+    return count;
+}
+
+static void clear_directory(const char *directory)
+{
+    DIR *d = opendir(directory);
+    for (struct dirent *e; d && (e = readdir(d));) {
+        char path[512];
+        snprintf(path, sizeof path, "%s/%s", directory, e->d_name);
+        if (*e->d_name != '.') unlink(path);
+    }
+    if (d) closedir(d);
+}
+
+static double loss_after(int steps, bool deterministic)
+{
+    static model m;
+    td_tensor loss = { 0 };
+    make_model(&m, open_gpu((td_options){ .deterministic = deterministic }));
+    for (int s = 0; s < steps; s++) loss = train(&m, ROWS, s);
+    double value = td_item(loss);
+    close_model(&m);
+    return value;
+}
+
+START_TEST(test_algorithms_are_kept_and_damaged_ones_chosen_again)
+{
+    if (!gpu_for(__func__)) return;
+    const char *directory = "test_device_cache";
+    clear_directory(directory);
+    setenv("TANDEM_CACHE", directory, 1);
+    loss_after(3, true);
+    ck_assert_int_eq(kept_products(directory, false), 0); /* nothing is timed */
+    double first = loss_after(3, false);
+    int kept = kept_products(directory, false);
+    ck_assert_int_ge(kept, 5); /* two products forward, three backward */
+    double second = loss_after(3, false);
+    ck_assert_mem_eq(&first, &second, sizeof first);
+    ck_assert_int_eq(kept_products(directory, true), kept);
+    double third = loss_after(3, false);
+    ck_assert(fabs(third - first) < 1e-4);
+    double fourth = loss_after(3, false);
+    ck_assert_mem_eq(&third, &fourth, sizeof third);
+    ck_assert_int_eq(kept_products(directory, false), kept);
+    unsetenv("TANDEM_CACHE");
+}
+END_TEST
+
+START_TEST(test_a_deterministic_context_gives_the_same_bits_without_a_cache)
+{
+    if (!gpu_for(__func__)) return;
+    setenv("TANDEM_CACHE", "off", 1);
+    double first = loss_after(6, true), second = loss_after(6, true);
+    ck_assert_mem_eq(&first, &second, sizeof first);
+    unsetenv("TANDEM_CACHE");
+}
+END_TEST
+
+TESTS("device", test_the_planned_peak_is_what_is_asked_of_the_gpu, test_what_grows_stays_where_it_is,
+      test_a_step_that_cannot_fit_is_refused_before_memory_is_taken, test_memory_that_is_not_there_is_an_error_one_can_go_on_from,
+      test_initial_values_are_the_hosts, test_a_loss_is_read_a_step_late, test_tasks_are_timed_within_their_run, test_the_floor_is_the_gpus,
+      test_algorithms_are_kept_and_damaged_ones_chosen_again, test_a_deterministic_context_gives_the_same_bits_without_a_cache)
