@@ -1,13 +1,13 @@
 # CUDA: device files (device_*.c) and kernels (*.cu), where the toolkit is. The runtime is linked statically and loads the
 # driver when a context asks for a GPU; cuBLASLt, cuDNN and NVRTC are loaded then too. So the same binary starts anywhere.
 
-set(TANDEM_CUDA OFF CACHE STRING "Build for NVIDIA's GPUs: ON, OFF, or AUTO: where the CUDA Toolkit is found")
+set(TANDEM_CUDA AUTO CACHE STRING "Build for NVIDIA's GPUs: ON, OFF, or AUTO: where the CUDA Toolkit is found and no sanitizer is asked for")
 set_property(CACHE TANDEM_CUDA PROPERTY STRINGS AUTO ON OFF)
 # 90a: Hopper with all it has. The last one's PTX serves what comes after.
 set(TANDEM_CUDA_ARCHITECTURES "80-real;89-real;90a-real;100-real;120" CACHE STRING "Architectures that kernels are compiled for")
 
 set(tandem_cuda OFF)
-if(NOT TANDEM_CUDA STREQUAL "OFF")
+if(TANDEM_CUDA STREQUAL "ON" OR (TANDEM_CUDA STREQUAL "AUTO" AND NOT TANDEM_SANITIZE))
     include(CheckLanguage)
     check_language(CUDA)
     if(CMAKE_CUDA_COMPILER)
@@ -25,7 +25,10 @@ if(tandem_cuda)
     enable_language(CUDA)
     find_package(CUDAToolkit REQUIRED)
     target_compile_definitions(tandem_build INTERFACE TANDEM_CUDA)
-    target_link_libraries(tandem_dependencies INTERFACE CUDA::cudart_static)
+    # Who links the installed archive needs the runtime and, with it, what it needs; no CUDA Toolkit's CMake package.
+    set(tandem_cuda_libraries ${CUDA_cudart_static_LIBRARY} rt dl pthread)
+    target_link_libraries(tandem_dependencies INTERFACE
+        $<BUILD_INTERFACE:CUDA::cudart_static> "$<INSTALL_INTERFACE:${tandem_cuda_libraries}>")
 endif()
 
 # Adds to `list` the CUDA sources of a folder, or takes its device files out.

@@ -12,6 +12,9 @@ install(FILES ${PROJECT_BINARY_DIR}/TandemConfigVersion.cmake DESTINATION ${pack
 
 # The archive's users link what it needs; the shared library brings its own.
 set(private_libraries "-ldnnl -lyajl -lpcre2-8 -lz -fopenmp -lpthread -lm")
+if(tandem_cuda)
+    string(APPEND private_libraries " ${CUDA_cudart_static_LIBRARY} -lrt -ldl")
+endif()
 if(BUILD_SHARED_LIBS)
     set(libraries "-ltandem")
 else()
