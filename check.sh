@@ -2,9 +2,10 @@
 # Builds Tandem and runs its tests.
 #
 #     ./check.sh          every test under gcc's address and undefined-behaviour sanitizers, then what a Release build
-#                         is needed for: binaries, timing, installation. Minutes.
+#                         is needed for: binaries, timing, installation; CUDA where its toolkit is: that it compiles, and
+#                         what it compiles when it runs. Minutes.
 #     ./check.sh --all    full matrices, also plain, with clang, under ThreadSanitizer and valgrind. About an hour.
-#     ./check.sh --gpu    what needs a GPU.
+#     ./check.sh --gpu    what needs a GPU, and compute-sanitizer over its kernels; without a GPU that everything compiles.
 #
 # JOBS and TEST_JOBS set how many compilers (all cores) and tests (2) run at a time.
 set -euo pipefail
@@ -16,6 +17,7 @@ jobs=${JOBS:-$(nproc)}
 test_jobs=${TEST_JOBS:-2}
 patience=1
 failures=()
+cuda=()
 
 usage()
 {
@@ -75,21 +77,46 @@ sanitized_gcc()
 
 release_gcc()
 {
-    stage "build: gcc, Release" configure_and_build build binaries -DCMAKE_BUILD_TYPE=Release || return 0
-    stage "build: gcc, Release, tests" configure_and_build build release_tests -DCMAKE_BUILD_TYPE=Release || return 0
-    run_tests "tests: gcc, Release" build -L '^release$'
+    stage "build: gcc, Release" configure_and_build build binaries -DCMAKE_BUILD_TYPE=Release "${cuda[@]}" || return 0
+    stage "build: gcc, Release, tests" configure_and_build build release_tests -DCMAKE_BUILD_TYPE=Release "${cuda[@]}" || return 0
+    run_tests "tests: gcc, Release" build -L '^(release|cuda)$'
+}
+
+has_gpu() { command -v nvidia-smi >/dev/null && nvidia-smi -L | grep -q '^GPU'; }
+
+# compute_sanitizer TOOL TEST: one test of test_cuda, in one process. Values that nobody wrote are looked for where memory is not erased.
+compute_sanitizer()
+{
+    stage "tests: compute-sanitizer, $1" env CK_RUN_CASE="$2" OMP_WAIT_POLICY=passive compute-sanitizer --tool "$1" --error-exitcode 9 \
+        --target-processes all build/check-gpu/tests/test_cuda || true
+}
+
+gpu()
+{
+    stage "build: gcc and nvcc, Release" configure_and_build build/check-gpu all -DCMAKE_BUILD_TYPE=Release -DTANDEM_CUDA=ON || return 0
+    run_tests "tests: gcc and nvcc, Release" build/check-gpu -L '^(gpu|cuda)$'
+    PATH=$PATH:/usr/local/cuda/bin
+    if ! has_gpu; then
+        echo "skipped: compute-sanitizer: no CUDA device"
+    elif ! command -v compute-sanitizer >/dev/null; then
+        echo "skipped: compute-sanitizer, of the CUDA Toolkit, is not installed"
+    else
+        compute_sanitizer memcheck test_operations_equal_the_cpu_in_poisoned_memory
+        compute_sanitizer racecheck test_operations_equal_the_cpu_in_poisoned_memory
+        compute_sanitizer initcheck test_operations_equal_the_cpu_as_graphs
+    fi
 }
 
 all_gcc()
 {
-    stage "build: gcc, Release, all tests" configure_and_build build all -DCMAKE_BUILD_TYPE=Release || return 0
+    stage "build: gcc, Release, all tests" configure_and_build build all -DCMAKE_BUILD_TYPE=Release "${cuda[@]}" || return 0
     run_tests "tests: gcc, Release, all" build
 }
 
 all_clang()
 {
     stage "build: clang, Release, shared library" configure_and_build build/check-clang all \
-        -DCMAKE_C_COMPILER=clang -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON &&
+        -DCMAKE_C_COMPILER=clang -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON "${cuda[@]}" &&
         run_tests "tests: clang, Release, shared library" build/check-clang
     stage "build: clang, ASan + UBSan" configure_and_build build/check-clang-sanitized all \
         -DCMAKE_C_COMPILER=clang -DCMAKE_BUILD_TYPE=Debug -DTANDEM_SANITIZE=address,undefined &&
@@ -108,7 +135,7 @@ thread_sanitizer()
 under_valgrind()
 {
     stage "build: gcc, for valgrind" configure_and_build build/check-valgrind all -DCMAKE_C_COMPILER=gcc \
-        -DCMAKE_BUILD_TYPE=Debug "-DCMAKE_CROSSCOMPILING_EMULATOR=valgrind;-q;--error-exitcode=9;--leak-check=full;--errors-for-leak-kinds=definite;--suppressions=$PWD/cmake/suppressions/valgrind.txt" ||
+        -DCMAKE_BUILD_TYPE=Debug -DTANDEM_CUDA=OFF "-DCMAKE_CROSSCOMPILING_EMULATOR=valgrind;-q;--error-exitcode=9;--leak-check=full;--errors-for-leak-kinds=definite;--suppressions=$PWD/cmake/suppressions/valgrind.txt" ||
         return 0
     # Why AVX: cmake/suppressions/valgrind.txt.
     DNNL_MAX_CPU_ISA=AVX TANDEM_TEST_ALL='' run_tests "tests: valgrind" build/check-valgrind -L '^valgrind$'
@@ -128,22 +155,20 @@ formatting()
 # ---- main --------------------------------------------------------------------------------------------------
 
 case ${1-} in
-'' | --all) ;;
---gpu)
-    if [ -e /dev/nvidia0 ]; then
-        echo "skipped: no test needs a GPU yet"
-    else
-        echo "skipped: no CUDA device"
-    fi
-    exit 0
-    ;;
+'' | --all | --gpu) ;;
 *) usage "$@" ;;
 esac
 [ $# -le 1 ] || usage "$@"
+# One architecture says whether kernels compile; a machine with a GPU may go on to use what is built here.
+if ! has_gpu; then
+    cuda=(-DTANDEM_CUDA_ARCHITECTURES=90a-real)
+fi
 
 install_packages "${packages[@]}" "${packages_check[@]}"
 stage "folders use only those before them" sh cmake/layers.sh . || true
-if [ "${1-}" = --all ]; then
+if [ "${1-}" = --gpu ]; then
+    gpu
+elif [ "${1-}" = --all ]; then
     install_packages "${packages_all[@]}"
     export TANDEM_TEST_ALL=1
     patience=10
