@@ -1,0 +1,84 @@
+#!/bin/sh
+# compare.sh COMPARE SCRATCH: bench/compare between programs that only say how fast they are: what it writes, and what it refuses.
+set -eu
+compare=$1 scratch=$2
+rm -rf "$scratch"
+mkdir -p "$scratch/bin" "$scratch/lacking" "$scratch/out"
+cd "$scratch"
+
+fake() # FILE: from standard input, executable
+{
+    cat >"$1"
+    chmod +x "$1"
+}
+
+# 2 ms and 1,863,690 parameters, as the MLP has; the GPT is short of one.
+fake bin/mlp <<'END'
+#!/bin/sh
+echo '{ "params": 1863690, "step_ms": 2.0, "peak_bytes": 1073741824 }'
+END
+fake bin/gpt <<'END'
+#!/bin/sh
+echo '{ "params": 10745087, "step_ms": 2.0, "peak_bytes": 1073741824 }'
+END
+# PyTorch's side: 5 ms, compiled 3 ms; a mode fails.
+fake bin/python <<'END'
+#!/bin/sh
+[ "$1" != -c ] || exit 0
+for shape in "$@"; do :; done
+case $shape in *'"mlp"'*) params=1863690 ;; *) params=10745088 ;; esac
+echo '{ "torch": "2", "cuda": "13.0", "cudnn": 91900, "cublaslt": 130100 }'
+while read -r verb value; do
+    case "$verb $value" in
+    'prepare graph') echo '{ "error": "no graph" }' ;;
+    prepare*) ms=5; [ "$value" != compile ] || ms=3; echo "{ \"params\": $params, \"peak_bytes\": 2147483648 }" ;;
+    *) echo "{ \"step_ms\": $ms }" ;;
+    esac
+done
+END
+fake bin/nvidia-smi <<'END'
+#!/bin/sh
+echo 'NVIDIA H200, 580.1, 1980, 3201, 1980, 345.22, 700.00, 41, [N/A], 12345'
+END
+
+has() # FILE TEXT
+{
+    grep -qF -- "$2" "$1" || { echo "$1 lacks '$2':"; cat "$1"; exit 1; }
+}
+
+run() # NAME...: on the GPU that nvidia-smi tells of; what it says in ./said
+{
+    PATH=$scratch/bin:$PATH "$compare" --bin bin --python "$scratch/bin/python" --rounds 2 --out out "$@" >said 2>&1
+}
+
+refused() # TEXT ARGUMENT...: it fails and says TEXT
+{
+    text=$1
+    shift
+    if run "$@"; then echo "not refused: $*"; exit 1; fi
+    has said "$text"
+}
+
+printf '# Results\n\nEach table.\n\n## Another\n\nstays\n' >out/RESULTS.md
+run mlp
+run mlp # in place of the section before
+has out/RESULTS.md '| mlp | bf16 | 1,863,690 | 2 ms (0.0%) | 0.064M rows/s | 0.1% | 1.00 | 3 ms (0.0%) | compile | 0.0% | 2.00 | 5 ms | 1.50x |'
+has out/RESULTS.md '580.1'
+has out/RESULTS.md 'stays'
+[ "$(grep -c '^## ' out/RESULTS.md)" -eq 2 ]
+has said 'torch graph: no graph'
+has "$(echo out/results/mlp-h200-*.json)" '"power.draw": 345.22'
+
+# Another model than PyTorch's is no comparison; others are measured all the same.
+refused 'gpt-10m: Tandem trains 10745087 parameters, PyTorch 10745088' gpt-10m mlp
+[ "$(find out/results -name '*.json' | wc -l)" -eq 1 ]
+
+# What is missing is said in a sentence.
+refused 'lacking/mlp is missing' mlp --bin lacking
+refused 'false has no PyTorch' mlp --python false
+rm bin/nvidia-smi
+if ! command -v nvidia-smi >/dev/null; then
+    refused 'no NVIDIA GPU' mlp
+fi
+run mlp --device cpu --dtypes f32 --threads 1
+has out/RESULTS.md '| mlp | 128 | 1 | f32 | 2.00 ms (0%) | 5.00 ms | 3.00 ms | 3.00 ms (0%) | 1.50x |'
