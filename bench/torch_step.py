@@ -105,8 +105,8 @@ class Peer:
     def drop(self):
         """The mode before leaves nothing that the next one meets."""
         self.step = None
-        gc.collect()
         torch._dynamo.reset()
+        gc.collect()
         if self.gpu:
             torch.cuda.synchronize()
             torch.cuda.empty_cache()

@@ -35,8 +35,8 @@ if(tandem_cuda)
     set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
     enable_language(CUDA)
     target_compile_definitions(tandem_build INTERFACE TANDEM_CUDA)
-    # Who links the installed archive needs the runtime and, with it, what it needs; no CUDA Toolkit's CMake package.
-    set(tandem_cuda_libraries ${CUDA_cudart_static_LIBRARY} rt dl pthread)
+    # Who links the installed archive needs the runtime, what that needs, and nvcc's C++; not CMake's CUDAToolkit.
+    set(tandem_cuda_libraries ${CUDA_cudart_static_LIBRARY} rt dl stdc++)
     target_link_libraries(tandem_dependencies INTERFACE
         $<BUILD_INTERFACE:CUDA::cudart_static> "$<INSTALL_INTERFACE:${tandem_cuda_libraries}>")
 endif()

@@ -13,7 +13,7 @@ install(FILES ${PROJECT_BINARY_DIR}/TandemConfigVersion.cmake DESTINATION ${pack
 # The archive's users link what it needs; the shared library brings its own.
 set(private_libraries "-ldnnl -lyajl -lpcre2-8 -lz -fopenmp -lpthread -lm")
 if(tandem_cuda)
-    string(APPEND private_libraries " ${CUDA_cudart_static_LIBRARY} -lrt -ldl")
+    string(APPEND private_libraries " ${CUDA_cudart_static_LIBRARY} -lrt -ldl -lstdc++")
 endif()
 if(BUILD_SHARED_LIBS)
     set(libraries "-ltandem")
