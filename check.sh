@@ -80,6 +80,7 @@ release_gcc()
     stage "build: gcc, Release" configure_and_build build binaries -DCMAKE_BUILD_TYPE=Release "${cuda[@]}" || return 0
     stage "build: gcc, Release, tests" configure_and_build build release_tests -DCMAKE_BUILD_TYPE=Release "${cuda[@]}" || return 0
     run_tests "tests: gcc, Release" build -L '^(release|cuda)$'
+    grep -q '[.]cu[.]o' build/build.ninja 2>/dev/null || echo "skipped: CUDA's code: the CUDA Toolkit 13 or cuDNN 9's headers are not on this machine"
 }
 
 has_gpu() { command -v nvidia-smi >/dev/null && nvidia-smi -L | grep -q '^GPU'; }
