@@ -24,7 +24,8 @@ static bool state_preferences(td_context *td, cublasLtMatmulPreference_t to, uin
     const struct td_cublas *b = *td_cublas_of(td);
     uint64_t bytes = (uint64_t)workspace_bytes;
     uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE; /* or none at all */
-    if (!td_cublas_ok(td, b->MatmulPreferenceSetAttribute(to, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes), "stating preferences"))
+    if (!td_cublas_ok(td, b->MatmulPreferenceSetAttribute(to, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes),
+                      "stating preferences"))
         return false;
     if (td->options.deterministic &&
         !td_cublas_ok(td, b->MatmulPreferenceSetAttribute(to, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes),

@@ -53,7 +53,8 @@ static bool find_functions(struct td_pools *p)
     };
     for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
         enum cudaDriverEntryPointQueryResult found;
-        cudaError_t status = cudaGetDriverEntryPointByVersion(functions[i].name, functions[i].to, (unsigned)functions[i].version, cudaEnableDefault, &found);
+        cudaError_t status = cudaGetDriverEntryPointByVersion(functions[i].name, functions[i].to, (unsigned)functions[i].version,
+                                                              cudaEnableDefault, &found);
         if (status != cudaSuccess || found != cudaDriverEntryPointSuccess || !*functions[i].to) {
             cudaGetLastError();
             return false;
@@ -67,7 +68,8 @@ static bool driver_ok(td_context *td, const struct td_pools *p, CUresult status,
     const char *reason = NULL;
     if (status == CUDA_SUCCESS) return true;
     p->error_string(status, &reason);
-    td_fail(td, status == CUDA_ERROR_OUT_OF_MEMORY ? TD_ERROR_MEMORY : TD_ERROR_DEVICE, "CUDA: %s: %s", what, reason ? reason : "a status that is not known");
+    td_fail(td, status == CUDA_ERROR_OUT_OF_MEMORY ? TD_ERROR_MEMORY : TD_ERROR_DEVICE, "CUDA: %s: %s", what,
+            reason ? reason : "a status that is not known");
     return false;
 }
 
@@ -106,8 +108,8 @@ bool td_pools_open(td_context *td, int device)
         return reserve(td, p);
     }
     td_free(td, p, sizeof *p, "host");
-    td_message(td, TD_LOG_WARNING, "this GPU's driver cannot map memory to reserved addresses: a larger step than those before takes new memory, and "
-               "graphs made before are made again");
+    td_message(td, TD_LOG_WARNING, "this GPU's driver cannot map memory to reserved addresses: a larger step than those before takes new "
+               "memory, and graphs made before are made again");
     return true;
 }
 
@@ -133,9 +135,9 @@ static void *no_memory(td_context *td, int64_t bytes, const char *kind)
     size_t free = 0, total = 0;
     cudaGetLastError();
     cudaMemGetInfo(&free, &total);
-    td_fail(td, TD_ERROR_MEMORY, "out of memory on the GPU: %lld bytes for %s could not be had; of its %zu bytes %zu are free, and this context "
-            "holds %lld; a smaller batch, recomputation or more ranks that shard would make it fit", (long long)bytes, kind, total, free,
-            (long long)td->device_counts.bytes);
+    td_fail(td, TD_ERROR_MEMORY, "out of memory on the GPU: %lld bytes for %s could not be had; of its %zu bytes %zu are free, and this "
+            "context holds %lld; a smaller batch, recomputation or more ranks that shard would make it fit", (long long)bytes, kind, total,
+            free, (long long)td->device_counts.bytes);
     return NULL;
 }
 
