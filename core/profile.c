@@ -64,7 +64,7 @@ static td_dtype dtype_of(const td_kernel *k)
 static const char *parts_of(td_context *td, const td_kernel *k)
 {
     char text[TD_FUSED_INSTRUCTIONS * 20];
-    if (k->way) return k->way;
+    if (k->way) return td_copy_text(td, k->way, "program");
     if (k->op != &td_op_fused) return k->op->name;
     td_fused_parts(k->attr, text, sizeof text);
     return td_copy_text(td, text, "program");

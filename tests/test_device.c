@@ -238,6 +238,29 @@ START_TEST(test_tasks_are_timed_within_their_run)
 }
 END_TEST
 
+START_TEST(test_a_profile_owns_the_names_of_kernels_that_were_chosen)
+{
+    if (!gpu_for(__func__)) return;
+    td_context *td = open_gpu((td_options){ .dtype = TD_BF16 });
+    int attentions = 0;
+    ck_assert(td_profile_begin(td, 2));
+    for (int s = 0; s < 2; s++) {
+        td_tensor q = td_uniform(td, TD_SHAPE(2, 2, 64, 64)), y = td_attention(q, q, q, &(td_attention_options){ .causal = true });
+        td_keep(td_sum(y, TD_ALL, TD_DROP));
+        ck_assert_msg(td_step(td), "%s", td_error_text(td));
+    }
+    for (int64_t i = 0; i < td_profile_count(td); i++) {
+        td_profile_event e = td_profile_at(td, i);
+        if (!e.task || strcmp(e.task->kind, "attention")) continue;
+        ck_assert(*e.task->parts);
+        attentions++;
+    }
+    ck_assert_int_eq(attentions, 2);
+    td_profile_clear(td); /* frees what is the profile's, and nothing else */
+    td_close(td);
+}
+END_TEST
+
 START_TEST(test_the_floor_is_the_gpus)
 {
     if (!gpu_for(__func__)) return;
@@ -335,5 +358,6 @@ END_TEST
 
 TESTS("device", test_the_planned_peak_is_what_is_asked_of_the_gpu, test_what_grows_stays_where_it_is,
       test_a_step_that_cannot_fit_is_refused_before_memory_is_taken, test_memory_that_is_not_there_is_an_error_one_can_go_on_from,
-      test_initial_values_are_the_hosts, test_a_loss_is_read_a_step_late, test_tasks_are_timed_within_their_run, test_the_floor_is_the_gpus,
+      test_initial_values_are_the_hosts, test_a_loss_is_read_a_step_late, test_tasks_are_timed_within_their_run,
+      test_a_profile_owns_the_names_of_kernels_that_were_chosen, test_the_floor_is_the_gpus,
       test_algorithms_are_kept_and_damaged_ones_chosen_again, test_a_deterministic_context_gives_the_same_bits_without_a_cache)
