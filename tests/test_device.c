@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "core/internal.h"
-#include "tests/check.h"
+#include "tests/memory.h"
 
 #include <tandem/nn.h>
 #include <tandem/optim.h>
@@ -61,8 +61,8 @@ static void close_model(model *m)
     td_close(m->td);
 }
 
-/* One step, of the first `rows` rows of batch number `number`; its loss. */
-static td_tensor train(model *m, int64_t rows, int number)
+/* Records one step, of the first `rows` rows of batch number `number`; its loss. */
+static td_tensor record(model *m, int64_t rows, int number)
 {
     for (int64_t i = 0; i < rows * IN; i++) m->x[i] = (float)check_normal((uint64_t)(number * ROWS * IN + i + 1));
     for (int64_t i = 0; i < rows; i++) m->y[i] = (int32_t)((i * 7 + number) % CLASSES);
@@ -71,6 +71,12 @@ static td_tensor train(model *m, int64_t rows, int number)
     td_tensor loss = td_cross_entropy(nn_linear_apply(&m->out, h), y);
     td_backward(loss);
     opt_step(m->opt, 1e-2);
+    return loss;
+}
+
+static td_tensor train(model *m, int64_t rows, int number)
+{
+    td_tensor loss = record(m, rows, number);
     ck_assert_msg(td_step(m->td), "%s", td_error_text(m->td));
     return loss;
 }
@@ -141,6 +147,36 @@ START_TEST(test_memory_that_is_not_there_is_an_error_one_can_go_on_from)
     ck_assert_msg(td_step(td), "%s", td_error_text(td));
     ck_assert_double_eq(td_item(four), 4);
     td_close(td);
+}
+END_TEST
+
+/* Every some allocations of the host's memory, from opening on, one fails. */
+START_TEST(test_host_memory_that_runs_out_ends_in_a_sentence_and_leaks_nothing)
+{
+    if (!gpu_for(__func__)) return;
+    static model m;
+    memory_test memory = { .refused = -1 };
+    td_allocator allocator = { .user = &memory, .get = memory_get, .put = memory_put };
+    int failed = 0;
+    for (int refused = 0;; refused += 1 + refused / 8) {
+        memory_refuse(&memory, refused);
+        td_context *td = open_gpu((td_options){ .allocator = &allocator });
+        bool ran = td_error(td) == TD_OK;
+        make_model(&m, td);
+        for (int s = 0; s < 4 && ran; s++) {
+            record(&m, 16, s);
+            ran = td_step(m.td);
+        }
+        bool reached = memory.calls > refused;
+        ck_assert_msg(ran != reached, "allocation %d failed: %s", refused, td_error_text(m.td));
+        if (reached) ck_assert_int_eq(td_error(m.td), TD_ERROR_MEMORY);
+        close_model(&m);
+        ck_assert_int_eq(memory.held, 0);
+        failed += reached;
+        if (!reached) break;
+    }
+    printf("%d allocations failed\n", failed);
+    ck_assert_int_gt(failed, 20);
 }
 END_TEST
 
@@ -358,6 +394,7 @@ END_TEST
 
 TESTS("device", test_the_planned_peak_is_what_is_asked_of_the_gpu, test_what_grows_stays_where_it_is,
       test_a_step_that_cannot_fit_is_refused_before_memory_is_taken, test_memory_that_is_not_there_is_an_error_one_can_go_on_from,
+      test_host_memory_that_runs_out_ends_in_a_sentence_and_leaks_nothing,
       test_initial_values_are_the_hosts, test_a_loss_is_read_a_step_late, test_tasks_are_timed_within_their_run,
       test_a_profile_owns_the_names_of_kernels_that_were_chosen, test_the_floor_is_the_gpus,
       test_algorithms_are_kept_and_damaged_ones_chosen_again, test_a_deterministic_context_gives_the_same_bits_without_a_cache)
