@@ -29,6 +29,11 @@ TD_CUDA_KERNEL(td_attention_cuda);
 TD_CUDA_KERNEL(td_attention_gradient_cuda);
 TD_CUDA_PREPARE(td_attention_cuda_prepare);
 
+/* attention_tensor.cu: 16-bit heads whose columns come in eights, up to 128 of them. Workspace as the general kernel's. */
+TD_CUDA_KERNEL(td_attention_tensor);
+TD_CUDA_KERNEL(td_attention_gradient_tensor);
+bool td_attention_tensor_serves(const td_kernel *k);
+
 /* attention.cu: every form, in f32 arithmetic. */
 TD_CUDA_KERNEL(td_attention_general);
 TD_CUDA_KERNEL(td_attention_gradient_general);

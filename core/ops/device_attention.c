@@ -1,18 +1,17 @@
 /* Attention on a GPU: which kernel computes a call is chosen when it is planned.
  *
  *     cuDNN         16-bit operands without dropout, lengths, positions or window, where it has a plan (attention_graph.h)
+ *     tensor cores  other 16-bit heads of up to 128 columns, in eights: dropout, every mask (attention_tensor.cu)
  *     general       everything else, in f32 arithmetic (attention.cu)
  *
- * cuDNN sums dq in no fixed order, so contexts that want the same bits take the gradient elsewhere.
+ * cuDNN sums dq in no fixed order, so contexts that want the same bits run after run get the gradient from the tensor cores.
  */
 #include "core/device_cuda.h"
 #include "core/ops/attention_graph.h"
 
-typedef enum choice { GENERAL, CUDNN } choice;
-
 typedef struct attention_way {
-    choice by;
-    const td_cudnn_plan *plan;                /* CUDNN */
+    const td_cudnn_plan *plan;                /* or */
+    void (*run)(const td_kernel *k);
 } attention_way;
 
 static bool is_gradient(const td_kernel *k) { return k->op == &td_op_attention_gradient; }
@@ -27,9 +26,23 @@ static const td_cudnn_plan *plan_for(td_context *td, const td_kernel *k, int64_t
     if (!plan || !plan->plan) return NULL;
     *bytes = td_attention_plan_bytes(&form, plan);
     if (*bytes <= td->options.workspace_bytes) return plan;
-    td_message(td, TD_LOG_WARNING, "%s: cuDNN wants %lld bytes of workspace, the cap is %lld: Tandem's own kernel computes it, slower; raise workspace_bytes",
+    td_message(td, TD_LOG_WARNING, "%s: cuDNN wants %lld bytes of workspace, the cap is %lld: Tandem's own kernel computes it; raise workspace_bytes",
                k->op->name, (long long)*bytes, (long long)td->options.workspace_bytes);
     return NULL;
+}
+
+/* The kernels that are not cuDNN's. */
+static bool choose_own(td_context *td, const td_kernel *k, attention_way *way, td_preparation *out)
+{
+    bool backward = is_gradient(k);
+    if (td_attention_tensor_serves(k)) {
+        way->run = backward ? td_attention_gradient_tensor : td_attention_tensor;
+        out->way = backward ? "attention_gradient by tensor cores" : "attention by tensor cores";
+    } else {
+        way->run = backward ? td_attention_gradient_general : td_attention_general;
+        out->way = backward ? "attention_gradient in f32" : "attention in f32";
+    }
+    return td_attention_general_prepare(td, k, out);
 }
 
 bool td_attention_cuda_prepare(td_context *td, const td_kernel *k, td_preparation *out)
@@ -37,36 +50,23 @@ bool td_attention_cuda_prepare(td_context *td, const td_kernel *k, td_preparatio
     attention_way *way = td_prepared_new(td, sizeof *way);
     if (!way) return false;
     way->plan = plan_for(td, k, &out->workspace_bytes);
-    bool done = td->error == TD_OK;
-    if (way->plan) {
-        way->by = CUDNN;
-        out->way = is_gradient(k) ? "attention_gradient by cuDNN" : "attention by cuDNN";
-    } else if (done) {
-        way->by = GENERAL;
-        out->way = is_gradient(k) ? "attention_gradient in f32" : "attention in f32";
-        done = td_attention_general_prepare(td, k, out);
-    }
-    if (done)
+    if (way->plan) out->way = is_gradient(k) ? "attention_gradient by cuDNN" : "attention by cuDNN";
+    if (td->error == TD_OK && (way->plan || choose_own(td, k, way, out))) {
         out->prepared = way;
-    else
-        td_prepared_free(way);
-    return done;
+        return true;
+    }
+    td_prepared_free(way);
+    return false;
 }
 
-void td_attention_cuda(const td_kernel *k)
+static void run(const td_kernel *k)
 {
     const attention_way *way = k->prepared;
-    if (way->by == CUDNN)
+    if (way->plan)
         td_attention_plan_run(k, way->plan);
     else
-        td_attention_general(k);
+        way->run(k);
 }
 
-void td_attention_gradient_cuda(const td_kernel *k)
-{
-    const attention_way *way = k->prepared;
-    if (way->by == CUDNN)
-        td_attention_plan_run(k, way->plan);
-    else
-        td_attention_gradient_general(k);
-}
+void td_attention_cuda(const td_kernel *k) { run(k); }
+void td_attention_gradient_cuda(const td_kernel *k) { run(k); }

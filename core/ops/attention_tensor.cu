@@ -1,0 +1,602 @@
+/* Attention of 16-bit heads of up to 128 columns on tensor cores, every mask and dropout by global index (Dao: "FlashAttention-2", 2023).
+ *
+ * Four warps have BLOCK rows, 16 each, and pass over tiles of the other side in order: keys for o and dq, queries for dk and dv. So sums
+ * have one order and a rerun gives the same bits; the price is that the backward makes the scores twice. Scores are in f32; probabilities
+ * and what is multiplied again are rounded to the operands' dtype. Heads are padded with zeros to 32, 64 or 128 columns in shared memory.
+ *
+ * Dropout: a block of four random words serves keys j, j + 16, j + 32 and j + 48 of a row that begins at a multiple of 64 of the draw. A
+ * lane of the forward and of dq has all four; one of dk and dv has two, since its warp's keys are 16 apart for this.
+ */
+#include "core/ops/attention_flash.cuh"
+#include "core/ops/mma.cuh"
+#include "core/ops/number.cuh"
+
+enum { WARPS = 4, THREADS = WARPS * 32, BLOCK = 64, TILE = 64, WIDEST = 128 };
+
+/* Rows of shared memory are 16 bytes longer than they must be, so that eight of them lie in different banks. */
+template <int D> struct row_of { enum { ELEMENTS = D + 8 }; };
+
+/* ---- Shared memory */
+
+/* ROWS rows of `columns` from row `first` on, zeros from row `limit` and from `columns` to D; the copies are not waited for. */
+template <typename T, int D, int ROWS>
+static __device__ __forceinline__ void fetch(T *to, const T *from, int64_t stride, int64_t first, int64_t limit, int columns)
+{
+    enum { PARTS = D / 8 };
+#pragma unroll
+    for (int i = threadIdx.x; i < ROWS * PARTS; i += THREADS) {
+        int row = i / PARTS, column = i % PARTS * 8;
+        bool valid = first + row < limit && column < columns;
+        td_copy_16(td_shared_address(to + row * row_of<D>::ELEMENTS + column), valid ? from + (first + row) * stride + column : from, valid);
+    }
+}
+
+/* Of 16 rows, `row(r)` being where row r is: the first operand of columns 16 k to 16 k + 15. */
+template <typename T, int D> static __device__ __forceinline__ void first_operand(uint32_t a[4], const T *rows, int row, int k)
+{
+    td_load_matrices(a, td_shared_address(rows + row * row_of<D>::ELEMENTS + 16 * k + (threadIdx.x % 32) / 16 * 8));
+}
+
+/* Row that this lane names for first_operand, of rows that lie one after the other from `begin` on. */
+static __device__ __forceinline__ int plain_row(int begin) { return begin + threadIdx.x % 16; }
+
+/* sum[n] += a times rows 8 n to 8 n + 7 as columns: products of rows with rows. */
+template <typename T, int D, int N> static __device__ __forceinline__ void by_rows(float (*sum)[4], const uint32_t a[4], const T *rows, int k)
+{
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < N / 16; n++) {
+        uint32_t b[4];
+        td_load_matrices(b, td_shared_address(rows + (16 * n + lane % 8 + lane / 16 * 8) * row_of<D>::ELEMENTS + 16 * k + lane / 8 % 2 * 8));
+        td_multiply_add<T>(sum[2 * n], a, b[0], b[1]);
+        td_multiply_add<T>(sum[2 * n + 1], a, b[2], b[3]);
+    }
+}
+
+/* sum[n] += a, weights of rows 16 k to 16 k + 15, times those rows' columns 8 n to 8 n + 7. */
+template <typename T, int D> static __device__ __forceinline__ void by_columns(float (*sum)[4], const uint32_t a[4], const T *rows, int k)
+{
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < D / 16; n++) {
+        uint32_t b[4];
+        td_load_transposed(b, td_shared_address(rows + (16 * k + lane % 16) * row_of<D>::ELEMENTS + 16 * n + lane / 16 * 8));
+        td_multiply_add<T>(sum[2 * n], a, b[0], b[1]);
+        td_multiply_add<T>(sum[2 * n + 1], a, b[2], b[3]);
+    }
+}
+
+/* Sums 2 k and 2 k + 1, rounded, as a first operand. */
+template <typename T> static __device__ __forceinline__ void as_operand(uint32_t a[4], float (*x)[4], int k)
+{
+    a[0] = td_pair<T>(x[2 * k][0], x[2 * k][1]);
+    a[1] = td_pair<T>(x[2 * k][2], x[2 * k][3]);
+    a[2] = td_pair<T>(x[2 * k + 1][0], x[2 * k + 1][1]);
+    a[3] = td_pair<T>(x[2 * k + 1][2], x[2 * k + 1][3]);
+}
+
+template <int N> static __device__ __forceinline__ void clear(float (*x)[4])
+{
+#pragma unroll
+    for (int n = 0; n < N; n++) x[n][0] = x[n][1] = x[n][2] = x[n][3] = 0;
+}
+
+/* ---- Masks: what a row sees of a tile are the columns from `begin` to `end` */
+
+typedef struct span {
+    int begin, end;
+} span;
+
+static __device__ __forceinline__ int within(int64_t x) { return x < 0 ? 0 : x > TILE ? TILE : (int)x; }
+
+/* Keys of the tile that begins at key `tile` for a query. */
+static __device__ __forceinline__ span keys_seen(const flash &f, int64_t position, int64_t tile, int64_t limit, bool exists)
+{
+    int64_t begin = f.window ? position - f.window + 1 - tile : 0, end = limit - tile;
+    if (f.causal && position + 1 - tile < end) end = position + 1 - tile;
+    if (f.window && position + f.window - tile < end) end = position + f.window - tile;
+    return { within(begin), exists ? within(end) : 0 };
+}
+
+/* Queries of the tile that begins at query `tile`, whose position is query + offset, that see a key. */
+static __device__ __forceinline__ span queries_that_see(const flash &f, int64_t key, int64_t offset, int64_t tile, bool exists)
+{
+    int64_t at = key - offset - tile, begin = f.causal ? at : f.window ? at - f.window + 1 : 0, end = f.at.rows - tile;
+    if (f.window && at + f.window < end) end = at + f.window;
+    return { within(begin), exists ? within(end) : 0 };
+}
+
+static __device__ __forceinline__ bool holds(span s, int column) { return column >= s.begin && column < s.end; }
+static __device__ __forceinline__ bool is_whole(span s, int columns) { return s.begin == 0 && s.end >= columns; }
+
+/* ---- Dropout */
+
+static __device__ __forceinline__ float kept_by(const flash &f, uint32_t word) { return word >= f.below ? f.kept : 0; }
+
+/* Element e, e + 16, e + 32 and e + 48 of the draw: their words, which lie in one block or, where a multiple of 64 is between, in two. */
+static __device__ __forceinline__ uint4 words_from(td_device_random random, uint64_t e)
+{
+    uint64_t block = e / 64 * 16 + e % 16;
+    int first = (int)(e % 64) / 16;
+    uint4 w = td_random_block(random, block);
+    if (!first) return w;
+    uint4 next = td_random_block(random, block + 16);
+    if (first == 1) return make_uint4(w.y, w.z, w.w, next.x);
+    if (first == 2) return make_uint4(w.z, w.w, next.x, next.y);
+    return make_uint4(w.w, next.x, next.y, next.z);
+}
+
+/* The factors of sums [0 to 7][2 half] and [2 half + 1], columns of a row whose tile begins at element `first` of the draw. */
+static __device__ __forceinline__ void keys_kept(const flash &f, td_device_random random, uint64_t first, int half, float (*kept)[4])
+{
+#pragma unroll
+    for (int odd = 0; odd < 2; odd++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            uint4 words = words_from(random, first + 8 * odd + 2 * (threadIdx.x % 4) + i);
+            kept[odd][2 * half + i] = kept_by(f, words.x);
+            kept[2 + odd][2 * half + i] = kept_by(f, words.y);
+            kept[4 + odd][2 * half + i] = kept_by(f, words.z);
+            kept[6 + odd][2 * half + i] = kept_by(f, words.w);
+        }
+}
+
+/* Elements e and e + 16 of the draw. */
+static __device__ __forceinline__ void pair_kept(const flash &f, td_device_random random, uint64_t e, float *kept, float *later)
+{
+    uint64_t block = e / 64 * 16 + e % 16;
+    int first = (int)(e % 64) / 16;
+    uint4 w = td_random_block(random, block);
+    *kept = kept_by(f, first < 2 ? (first ? w.y : w.x) : first == 2 ? w.z : w.w);
+    uint32_t second = first < 2 ? (first ? w.z : w.y) : w.w;
+    if (first == 3) second = td_random_block(random, block + 16).x;
+    *later = kept_by(f, second);
+}
+
+/* ---- Forward */
+
+static __device__ __forceinline__ float over_quad_max(float x)
+{
+    x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFF, x, 1));
+    return fmaxf(x, __shfl_xor_sync(0xFFFFFFFF, x, 2));
+}
+
+static __device__ __forceinline__ float over_quad_sum(float x)
+{
+    x += __shfl_xor_sync(0xFFFFFFFF, x, 1);
+    return x + __shfl_xor_sync(0xFFFFFFFF, x, 2);
+}
+
+/* Which BLOCK rows of which head a block has; those with most to do under a causal mask come first. */
+typedef struct place {
+    int64_t sequence, head, first;
+} place;
+
+static __device__ __forceinline__ place place_of(int64_t rows, int64_t heads, bool last_first)
+{
+    int64_t blocks = (rows + BLOCK - 1) / BLOCK, block = blockIdx.x % blocks, head = blockIdx.x / blocks;
+    return { head / heads, head % heads, (last_first ? blocks - 1 - block : block) * BLOCK };
+}
+
+/* Keys that any of BLOCK queries from position `at` on sees, from a multiple of TILE on. */
+typedef struct keys_range {
+    int64_t begin, end;
+} keys_range;
+
+static __device__ __forceinline__ keys_range range_of(const flash &f, int64_t at, int64_t limit)
+{
+    keys_range r = { 0, limit };
+    int64_t last = at + BLOCK - 1;
+    if (f.causal && last + 1 < r.end) r.end = last + 1;
+    if (f.window && last + f.window < r.end) r.end = last + f.window;
+    if (f.window && at - f.window + 1 > 0) r.begin = (at - f.window + 1) / TILE * TILE;
+    return r;
+}
+
+static const float LOG2_E = 1.44269504088896341f, LN_2 = 0.693147180559945309f;
+
+template <typename T, int D, bool DROPS>
+static __global__ void __launch_bounds__(THREADS, (D <= 64 ? 3 : 2)) forward(const __grid_constant__ flash f, T *out)
+{
+    enum { ROW = row_of<D>::ELEMENTS, STAGE = TILE * ROW };
+    extern __shared__ __align__(16) char room[];
+    T *q = (T *)room, *keys = q + BLOCK * ROW, *v = keys + 2 * BLOCK * ROW; /* keys and v: two stages */
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, columns = (int)f.at.depth;
+    place at = place_of(f.at.rows, f.at.heads, true);
+    int64_t shared = at.head / (f.at.heads / f.at.shared), limit = keys_of(f, at.sequence), position = position_of(f, at.sequence, at.first);
+    keys_range range = range_of(f, position, limit);
+    const T *key_rows = (const T *)f.key + element(f.at.key, at.sequence, shared, 0), *value_rows = (const T *)f.value + element(f.at.value, at.sequence, shared, 0);
+    const T *query_rows = (const T *)f.q + element(f.at.q, at.sequence, at.head, 0);
+    td_device_random random = {};
+    if (DROPS) random = td_random_on(f.run, f.draw);
+
+    fetch<T, D, BLOCK>(q, query_rows, f.at.q.row, at.first, f.at.rows, columns);
+    if (range.begin < range.end) {
+        fetch<T, D, TILE>(keys, key_rows, f.at.key.row, range.begin, limit, columns);
+        fetch<T, D, TILE>(v, value_rows, f.at.value.row, range.begin, limit, columns);
+    }
+    td_copies_end();
+    float sum[D / 8][4], most[2] = { -INFINITY, -INFINITY }, total[2] = { 0, 0 }, scale = f.scale * LOG2_E;
+    int64_t row[2] = { at.first + 16 * warp + lane / 4, at.first + 16 * warp + lane / 4 + 8 };
+    uint64_t draw[2] = { 0, 0 };
+    for (int half = 0; DROPS && half < 2; half++) draw[half] = draw_of(f, at.sequence, at.head, row[half]);
+    clear<D / 8>(sum);
+    int stage = 0;
+    for (int64_t tile = range.begin; tile < range.end; tile += TILE, stage = STAGE - stage) {
+        if (tile + TILE < range.end) {
+            fetch<T, D, TILE>(keys + (STAGE - stage), key_rows, f.at.key.row, tile + TILE, limit, columns);
+            fetch<T, D, TILE>(v + (STAGE - stage), value_rows, f.at.value.row, tile + TILE, limit, columns);
+        }
+        td_copies_end();
+        td_copies_wait<1>();
+        __syncthreads();
+        float s[TILE / 8][4];
+        clear<TILE / 8>(s);
+#pragma unroll
+        for (int k = 0; k < D / 16; k++) {
+            uint32_t a[4];
+            first_operand<T, D>(a, q, plain_row(16 * warp), k);
+            by_rows<T, D, TILE>(s, a, keys + stage, k);
+        }
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            span seen = keys_seen(f, position + row[half] - at.first, tile, limit, row[half] < f.at.rows);
+            bool whole = is_whole(seen, TILE);
+            float here = -INFINITY, part = 0;
+#pragma unroll
+            for (int n = 0; n < TILE / 8; n++)
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    float &x = s[n][2 * half + i];
+                    x = whole || holds(seen, 8 * n + 2 * (lane % 4) + i) ? x * scale : -INFINITY;
+                    here = fmaxf(here, x);
+                }
+            float largest = fmaxf(most[half], over_quad_max(here)), base = largest == -INFINITY ? 0 : largest, shrink = exp2f(most[half] - base);
+#pragma unroll
+            for (int n = 0; n < TILE / 8; n++)
+#pragma unroll
+                for (int i = 0; i < 2; i++) part += s[n][2 * half + i] = exp2f(s[n][2 * half + i] - base);
+            most[half] = largest;
+            total[half] = total[half] * shrink + part;
+#pragma unroll
+            for (int n = 0; n < D / 8; n++) sum[n][2 * half] *= shrink, sum[n][2 * half + 1] *= shrink;
+        }
+        if (DROPS) {
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float kept[TILE / 8][4];
+                keys_kept(f, random, draw[half] + (uint64_t)tile, half, kept);
+#pragma unroll
+                for (int n = 0; n < TILE / 8; n++) s[n][2 * half] *= kept[n][2 * half], s[n][2 * half + 1] *= kept[n][2 * half + 1];
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < TILE / 16; k++) {
+            uint32_t a[4];
+            as_operand<T>(a, s, k);
+            by_columns<T, D>(sum, a, v + stage, k);
+        }
+        __syncthreads();
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float all = over_quad_sum(total[half]), factor = all > 0 || all != all ? 1 / all : 0;
+        if (row[half] >= f.at.rows) continue;
+        T *to = out + element(f.at.o, at.sequence, at.head, row[half]);
+#pragma unroll
+        for (int n = 0; n < D / 8; n++)
+            if (8 * n < columns) *(uint32_t *)(to + 8 * n + 2 * (lane % 4)) = td_pair<T>(sum[n][2 * half] * factor, sum[n][2 * half + 1] * factor);
+        if (lane % 4 == 0)
+            f.log_sums[(at.sequence * f.at.heads + at.head) * f.at.rows + row[half]] = factor != 0 ? (most[half] + log2f(all)) * LN_2 : 0;
+    }
+}
+
+/* ---- Backward */
+
+/* Sums of one row, times `factor`, to a gradient in f32 or the operands' dtype. */
+template <typename T, int D>
+static __device__ __forceinline__ void store_row(void *to, bool wide, int64_t at, float (*sum)[4], int half, float factor, int columns)
+{
+    at += 2 * (threadIdx.x % 4);
+#pragma unroll
+    for (int n = 0; n < D / 8; n++) {
+        float low = sum[n][2 * half] * factor, high = sum[n][2 * half + 1] * factor;
+        if (8 * n >= columns) continue;
+        if (wide)
+            *(float2 *)((float *)to + at + 8 * n) = make_float2(low, high);
+        else
+            *(uint32_t *)((T *)to + at + 8 * n) = td_pair<T>(low, high);
+    }
+}
+
+/* sum(do o) of a row, half of which each of two lanes reads; zero past the last row. */
+template <typename T> static __device__ __forceinline__ float inner_product(const flash &f, place at, int64_t row, int columns)
+{
+    float sum = 0;
+    if (row < f.at.rows) {
+        const uint4 *o = (const uint4 *)((const T *)f.o + element(f.at.o, at.sequence, at.head, row));
+        const uint4 *dy = (const uint4 *)((const T *)f.dy + element(f.at.dy, at.sequence, at.head, row));
+        for (int i = threadIdx.x % 2; i < columns / 8; i += 2) {
+            uint4 a = o[i], b = dy[i];
+            const T *x = (const T *)&a, *y = (const T *)&b;
+#pragma unroll
+            for (int c = 0; c < 8; c++) sum += td_wide(x[c]) * td_wide(y[c]);
+        }
+    }
+    return sum + __shfl_xor_sync(0xFFFFFFFF, sum, 1);
+}
+
+/* dq, and sum(do o) for the other half of the backward. */
+template <typename T, int D, bool DROPS>
+static __global__ void __launch_bounds__(THREADS, (D <= 64 ? 3 : 2)) backward_queries(const __grid_constant__ flash f, void *dq, bool wide)
+{
+    enum { ROW = row_of<D>::ELEMENTS, STAGE = TILE * ROW };
+    extern __shared__ __align__(16) char room[];
+    T *q = (T *)room, *dy = q + BLOCK * ROW, *keys = dy + BLOCK * ROW, *v = keys + 2 * BLOCK * ROW; /* keys and v: two stages */
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, columns = (int)f.at.depth;
+    place at = place_of(f.at.rows, f.at.heads, true);
+    int64_t shared = at.head / (f.at.heads / f.at.shared), limit = keys_of(f, at.sequence), position = position_of(f, at.sequence, at.first);
+    keys_range range = range_of(f, position, limit);
+    const T *key_rows = (const T *)f.key + element(f.at.key, at.sequence, shared, 0), *value_rows = (const T *)f.value + element(f.at.value, at.sequence, shared, 0);
+    td_device_random random = {};
+    if (DROPS) random = td_random_on(f.run, f.draw);
+
+    fetch<T, D, BLOCK>(q, (const T *)f.q + element(f.at.q, at.sequence, at.head, 0), f.at.q.row, at.first, f.at.rows, columns);
+    fetch<T, D, BLOCK>(dy, (const T *)f.dy + element(f.at.dy, at.sequence, at.head, 0), f.at.dy.row, at.first, f.at.rows, columns);
+    if (range.begin < range.end) {
+        fetch<T, D, TILE>(keys, key_rows, f.at.key.row, range.begin, limit, columns);
+        fetch<T, D, TILE>(v, value_rows, f.at.value.row, range.begin, limit, columns);
+    }
+    td_copies_end();
+    int64_t numbers = (at.sequence * f.at.heads + at.head) * f.at.rows, own = at.first + 16 * warp + lane / 2;
+    float product = inner_product<T>(f, at, own, columns);
+    if (lane % 2 == 0 && own < f.at.rows) f.inner[numbers + own] = product;
+    float inner[2] = { __shfl_sync(0xFFFFFFFF, product, lane / 4 * 2), __shfl_sync(0xFFFFFFFF, product, lane / 4 * 2 + 16) }, log_sum[2];
+    int64_t row[2] = { at.first + 16 * warp + lane / 4, at.first + 16 * warp + lane / 4 + 8 };
+    uint64_t draw[2] = { 0, 0 };
+    for (int half = 0; DROPS && half < 2; half++) draw[half] = draw_of(f, at.sequence, at.head, row[half]);
+    for (int half = 0; half < 2; half++) log_sum[half] = row[half] < f.at.rows ? f.log_sums[numbers + row[half]] * LOG2_E : 0;
+    float sum[D / 8][4], scale = f.scale * LOG2_E;
+    clear<D / 8>(sum);
+    int stage = 0;
+    for (int64_t tile = range.begin; tile < range.end; tile += TILE, stage = STAGE - stage) {
+        if (tile + TILE < range.end) {
+            fetch<T, D, TILE>(keys + (STAGE - stage), key_rows, f.at.key.row, tile + TILE, limit, columns);
+            fetch<T, D, TILE>(v + (STAGE - stage), value_rows, f.at.value.row, tile + TILE, limit, columns);
+        }
+        td_copies_end();
+        td_copies_wait<1>();
+        __syncthreads();
+        float s[TILE / 8][4], dp[TILE / 8][4];
+        clear<TILE / 8>(s);
+        clear<TILE / 8>(dp);
+#pragma unroll
+        for (int k = 0; k < D / 16; k++) {
+            uint32_t a[4];
+            first_operand<T, D>(a, q, plain_row(16 * warp), k);
+            by_rows<T, D, TILE>(s, a, keys + stage, k);
+            first_operand<T, D>(a, dy, plain_row(16 * warp), k);
+            by_rows<T, D, TILE>(dp, a, v + stage, k);
+        }
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            span seen = keys_seen(f, position + row[half] - at.first, tile, limit, row[half] < f.at.rows);
+            bool whole = is_whole(seen, TILE);
+            float kept[TILE / 8][4];
+            if (DROPS) keys_kept(f, random, draw[half] + (uint64_t)tile, half, kept);
+#pragma unroll
+            for (int n = 0; n < TILE / 8; n++)
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    int j = 2 * half + i;
+                    float p = exp2f(s[n][j] * scale - log_sum[half]), slope = DROPS ? dp[n][j] * kept[n][j] : dp[n][j];
+                    s[n][j] = whole || holds(seen, 8 * n + 2 * (lane % 4) + i) ? p * (slope - inner[half]) : 0;
+                }
+        }
+#pragma unroll
+        for (int k = 0; k < TILE / 16; k++) {
+            uint32_t a[4];
+            as_operand<T>(a, s, k);
+            by_columns<T, D>(sum, a, keys + stage, k);
+        }
+        __syncthreads();
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+        if (row[half] < f.at.rows) store_row<T, D>(dq, wide, element(f.at.dq, at.sequence, at.head, row[half]), sum, half, f.scale, columns);
+}
+
+/* Row r of the 16 keys a warp has: 8 and then the 8 that are 16 after them, which share random words. */
+static __device__ __forceinline__ int key_of(int warp, int r) { return 32 * (warp / 2) + 8 * (warp % 2) + r % 8 + r / 8 * 16; }
+
+/* The queries that see some of BLOCK keys, tile after tile, of all heads that share the keys. */
+typedef struct walk {
+    int64_t begin, tiles;                     /* of one head */
+} walk;
+
+template <int N> static __device__ __forceinline__ walk walk_of(const flash &f, int64_t first, int64_t offset, int64_t limit)
+{
+    int64_t begin = 0, end = f.at.rows;
+    if (f.causal && first - offset > 0) begin = (first - offset) / N * N;
+    if (f.window && !f.causal && first - f.window + 1 - offset > 0) begin = (first - f.window + 1 - offset) / N * N;
+    if (f.window && first + BLOCK - 1 + f.window - offset < end) end = first + BLOCK - 1 + f.window - offset;
+    if (first >= limit || end <= begin) return { begin, 0 };
+    return { begin, (end - begin + N - 1) / N };
+}
+
+/* A tile of N queries: their rows, those of do, and their numbers. */
+template <typename T, int D, int N> struct queries_tile {
+    T q[N * row_of<D>::ELEMENTS], dy[N * row_of<D>::ELEMENTS];
+    float log_sum[N], inner[N];
+};
+
+template <typename T, int D, int N>
+static __device__ __forceinline__ void fetch_queries(queries_tile<T, D, N> *to, const flash &f, place at, int64_t first_head, walk w, int64_t step)
+{
+    int64_t head = first_head + step / w.tiles, first = w.begin + step % w.tiles * N, numbers = (at.sequence * f.at.heads + head) * f.at.rows;
+    fetch<T, D, N>(to->q, (const T *)f.q + element(f.at.q, at.sequence, head, 0), f.at.q.row, first, f.at.rows, (int)f.at.depth);
+    fetch<T, D, N>(to->dy, (const T *)f.dy + element(f.at.dy, at.sequence, head, 0), f.at.dy.row, first, f.at.rows, (int)f.at.depth);
+    int i = threadIdx.x % N;
+    bool valid = first + i < f.at.rows;
+    if (threadIdx.x < N)
+        td_copy_4(td_shared_address(&to->log_sum[i]), valid ? f.log_sums + numbers + first + i : f.log_sums, valid);
+    else if (threadIdx.x < 2 * N)
+        td_copy_4(td_shared_address(&to->inner[i]), valid ? f.inner + numbers + first + i : f.inner, valid);
+}
+
+/* dk and dv of BLOCK keys: scores have a key a row and a query a column. */
+template <typename T, int D, int N, bool DROPS>
+static __global__ void __launch_bounds__(THREADS, (D <= 64 ? 3 : 2)) backward_keys(const __grid_constant__ flash f, void *dk, void *dv, bool wide)
+{
+    enum { ROW = row_of<D>::ELEMENTS };
+    extern __shared__ __align__(16) char room[];
+    T *keys = (T *)room, *v = keys + BLOCK * ROW;
+    queries_tile<T, D, N> *tiles = (queries_tile<T, D, N> *)(v + BLOCK * ROW);
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, columns = (int)f.at.depth;
+    place at = place_of(f.at.keys, f.at.shared, false);
+    int64_t group = f.at.heads / f.at.shared, first_head = at.head * group, limit = keys_of(f, at.sequence), offset = position_of(f, at.sequence, 0);
+    walk w = walk_of<N>(f, at.first, offset, limit);
+    td_device_random random = {};
+    if (DROPS) random = td_random_on(f.run, f.draw);
+
+    fetch<T, D, BLOCK>(keys, (const T *)f.key + element(f.at.key, at.sequence, at.head, 0), f.at.key.row, at.first, limit, columns);
+    fetch<T, D, BLOCK>(v, (const T *)f.value + element(f.at.value, at.sequence, at.head, 0), f.at.value.row, at.first, limit, columns);
+    if (w.tiles) fetch_queries<T, D, N>(&tiles[0], f, at, first_head, w, 0);
+    td_copies_end();
+    float sum_k[D / 8][4], sum_v[D / 8][4], scale = f.scale * LOG2_E;
+    clear<D / 8>(sum_k);
+    clear<D / 8>(sum_v);
+    int low = key_of(warp, lane / 4);
+    for (int64_t step = 0; step < w.tiles * group; step++) {
+        const queries_tile<T, D, N> *here = &tiles[step % 2];
+        if (step + 1 < w.tiles * group) fetch_queries<T, D, N>(&tiles[(step + 1) % 2], f, at, first_head, w, step + 1);
+        td_copies_end();
+        td_copies_wait<1>();
+        __syncthreads();
+        float s[N / 8][4], dp[N / 8][4];
+        clear<N / 8>(s);
+        clear<N / 8>(dp);
+#pragma unroll
+        for (int k = 0; k < D / 16; k++) {
+            uint32_t a[4];
+            first_operand<T, D>(a, keys, key_of(warp, lane % 16), k);
+            by_rows<T, D, N>(s, a, here->q, k);
+            first_operand<T, D>(a, v, key_of(warp, lane % 16), k);
+            by_rows<T, D, N>(dp, a, here->dy, k);
+        }
+        int64_t head = first_head + step / w.tiles, tile = w.begin + step % w.tiles * N;
+        uint64_t draw = DROPS ? draw_of(f, at.sequence, head, tile) + (uint64_t)(at.first + low) : 0;
+        span seen[2];
+        bool whole[2];
+        for (int half = 0; half < 2; half++) {
+            int64_t key = at.first + low + 16 * half;
+            seen[half] = queries_that_see(f, key, offset, tile, key < limit);
+            whole[half] = is_whole(seen[half], N);
+        }
+#pragma unroll
+        for (int n = 0; n < N / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                int query = 8 * n + 2 * (lane % 4) + i;
+                float log_sum = here->log_sum[query] * LOG2_E, inner = here->inner[query], kept[2] = { 1, 1 };
+                if (DROPS) pair_kept(f, random, draw + (uint64_t)query * (uint64_t)f.at.keys, &kept[0], &kept[1]);
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    int j = 2 * half + i;
+                    bool sees = whole[half] || holds(seen[half], query);
+                    float p = sees ? exp2f(s[n][j] * scale - log_sum) : 0;
+                    dp[n][j] = sees ? p * (dp[n][j] * kept[half] - inner) : 0;
+                    s[n][j] = p * kept[half];
+                }
+            }
+#pragma unroll
+        for (int k = 0; k < N / 16; k++) {
+            uint32_t a[4];
+            as_operand<T>(a, s, k);
+            by_columns<T, D>(sum_v, a, here->dy, k);
+            as_operand<T>(a, dp, k);
+            by_columns<T, D>(sum_k, a, here->q, k);
+        }
+        __syncthreads();
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int64_t key = at.first + low + 16 * half;
+        if (key >= f.at.keys) continue;
+        store_row<T, D>(dk, wide, element(f.at.dk, at.sequence, at.head, key), sum_k, half, f.scale, columns);
+        store_row<T, D>(dv, wide, element(f.at.dv, at.sequence, at.head, key), sum_v, half, 1, columns);
+    }
+}
+
+/* ---- Launches */
+
+static bool is_aligned(const td_heads *x) { return x->at % 8 == 0 && x->batch % 8 == 0 && x->head % 8 == 0 && x->row % 8 == 0; }
+
+extern "C" bool td_attention_tensor_serves(const td_kernel *k)
+{
+    td_attention_layout at = td_attention_layout_of(k);
+    bool narrow = k->in[0].dtype == TD_BF16 || k->in[0].dtype == TD_F16, backward = k->op != &td_op_attention;
+    bool aligned = is_aligned(&at.q) && is_aligned(&at.key) && is_aligned(&at.value) && is_aligned(&at.o);
+    if (backward) aligned = aligned && is_aligned(&at.dy) && is_aligned(&at.dq) && is_aligned(&at.dk) && is_aligned(&at.dv);
+    return narrow && aligned && at.depth == at.values && at.depth > 0 && at.depth % 8 == 0 && at.depth <= WIDEST;
+}
+
+static bool blocks_for(int64_t rows, int64_t heads, unsigned *blocks)
+{
+    int64_t count = (rows + BLOCK - 1) / BLOCK * heads;
+    *blocks = (unsigned)count;
+    return count > 0;
+}
+
+#define LAUNCH(kernel, blocks, bytes, ...)                                                                                       \
+    do {                                                                                                                         \
+        auto launched = kernel;                                                                                                  \
+        if (allow_shared_memory(k, (const void *)launched, bytes)) launched<<<blocks, THREADS, bytes, td_stream(k)>>>(__VA_ARGS__); \
+    } while (0)
+
+template <typename T, int D, bool DROPS> static void launch_forward(const td_kernel *k, const flash &f)
+{
+    unsigned blocks;
+    if (blocks_for(f.at.rows, f.at.batch * f.at.heads, &blocks))
+        LAUNCH((forward<T, D, DROPS>), blocks, 5 * BLOCK * row_of<D>::ELEMENTS * sizeof(T), f, (T *)k->out[0].data);
+}
+
+template <typename T, int D, bool DROPS> static void launch_backward(const td_kernel *k, const flash &f)
+{
+    enum { N = 32 }; /* queries a tile: what registers hold beside the sums */
+    bool packed = ((const td_attention_attr *)k->attr)->rows & TD_ATTENTION_PACKED, wide = k->out[0].dtype == TD_F32;
+    unsigned blocks;
+    if (blocks_for(f.at.rows, f.at.batch * f.at.heads, &blocks))
+        LAUNCH((backward_queries<T, D, DROPS>), blocks, 6 * BLOCK * row_of<D>::ELEMENTS * sizeof(T), f, k->out[0].data, wide);
+    if (blocks_for(f.at.keys, f.at.batch * f.at.shared, &blocks))
+        LAUNCH((backward_keys<T, D, N, DROPS>), blocks, 2 * BLOCK * row_of<D>::ELEMENTS * sizeof(T) + 2 * sizeof(queries_tile<T, D, N>), f,
+               k->out[packed ? 0 : 1].data, k->out[packed ? 0 : 2].data, wide);
+}
+
+/* The statement with T, D and DROPS as the call has them. */
+#define WITH_FORM(k, f, ...)                                                            \
+    do {                                                                                \
+        if ((k)->in[0].dtype == TD_BF16) { typedef __nv_bfloat16 T; WITH_WIDTH(f, __VA_ARGS__); } \
+        else { typedef __half T; WITH_WIDTH(f, __VA_ARGS__); }                          \
+    } while (0)
+#define WITH_WIDTH(f, ...)                                                              \
+    if (f.at.depth <= 32) { constexpr int D = 32; WITH_DROPOUT(f, __VA_ARGS__); }       \
+    else if (f.at.depth <= 64) { constexpr int D = 64; WITH_DROPOUT(f, __VA_ARGS__); }  \
+    else { constexpr int D = 128; WITH_DROPOUT(f, __VA_ARGS__); }
+#define WITH_DROPOUT(f, ...)                                                            \
+    if (f.drops) { constexpr bool DROPS = true; __VA_ARGS__; }                          \
+    else { constexpr bool DROPS = false; __VA_ARGS__; }
+
+extern "C" void td_attention_tensor(const td_kernel *k)
+{
+    flash f = flash_of(k);
+    WITH_FORM(k, f, (launch_forward<T, D, DROPS>(k, f)));
+    td_cuda_launched(k);
+}
+
+extern "C" void td_attention_gradient_tensor(const td_kernel *k)
+{
+    flash f = flash_of(k);
+    WITH_FORM(k, f, (launch_backward<T, D, DROPS>(k, f)));
+    td_cuda_launched(k);
+}
