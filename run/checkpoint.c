@@ -330,7 +330,7 @@ bool run_snapshot_write(td_context *td, const run_snapshot *s)
     return run_snapshot_file(td, s, s->rank, path) && td_safetensors_write(td, path, s->entries, s->count, metadata);
 }
 
-/* Locks, and files of ranks that are no more in a folder left by a crash. */
+/* A folder left by a crash may hold files of ranks that are no more. */
 static bool remove_strangers(td_context *td, const run_snapshot *s)
 {
     DIR *entries = opendir(s->partial);

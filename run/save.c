@@ -1,13 +1,13 @@
 /* Saving while training goes on.
  *
  * A save copies what this rank writes and starts a thread that writes it. That thread is on its own: it has a context for its
- * errors, calls no collective and nothing of the run, so that no rank's training waits for another's disk. A rank's file has
- * its name once it is whole and synced; the first rank's thread waits for the names of all and then completes the checkpoint.
+ * errors, calls no collective and nothing of the run, so that no rank's training waits for another's disk. Beside its file a
+ * rank has a lock, made before the file gets its name and gone when the rank has no more to do in the folder; the first rank's
+ * thread waits until all files are there without their locks and then completes the checkpoint.
  *
  * Of two saves the second waits for the first. What the thread could not write becomes the run's error behind the next update,
  * and so that of all ranks. A run that ends, well or not, ends behind its last save. Where it has failed, other ranks may be no
- * more: beside its file a rank holds a lock while it writes, which the system takes from the dead; a file that nobody writes is
- * waited for RUN_GRACE_S.
+ * more: the system takes the lock from the dead, and a file that nobody writes is waited for RUN_GRACE_S.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -36,31 +36,29 @@ static void rest(void) { nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NUL
 
 /* ---- The thread */
 
-/* The lock of a rank's file, open; -1: it cannot be had, or is not there. */
-static int open_lock(run_saver *w, int rank, int flags)
+static bool lock_of(run_saver *w, int rank, char path[RUN_PATH])
 {
-    char file[RUN_PATH], path[RUN_PATH];
-    bool named = run_snapshot_file(w->td, &w->snapshot, rank, file) && run_path(w->td, path, "%s.lock", file);
-    return named ? open(path, O_RDWR | O_CLOEXEC | flags, 0666) : -1;
+    char file[RUN_PATH];
+    return run_snapshot_file(w->td, &w->snapshot, rank, file) && run_path(w->td, path, "%s.lock", file);
 }
 
-static bool is_being_written(run_saver *w, int rank)
+static bool is_being_written(const char *lock)
 {
-    int lock = open_lock(w, rank, 0);
-    if (lock < 0) return false;
-    bool held = flock(lock, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK;
-    close(lock);
+    int fd = open(lock, O_RDWR | O_CLOEXEC);
+    if (fd < 0) return false;
+    bool held = flock(fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK;
+    close(fd);
     return held;
 }
 
 static bool await_file(run_saver *w, int rank)
 {
-    char path[RUN_PATH];
+    char path[RUN_PATH], lock[RUN_PATH];
     double alone_at = 0;
-    if (!run_snapshot_file(w->td, &w->snapshot, rank, path)) return false;
-    while (access(path, F_OK)) {
+    if (!run_snapshot_file(w->td, &w->snapshot, rank, path) || !lock_of(w, rank, lock)) return false;
+    while (access(path, F_OK) || !access(lock, F_OK)) {
         if (!alone_at && atomic_load(&w->alone)) alone_at = run_now();
-        if (alone_at && w->watched && is_being_written(w, rank)) alone_at = run_now();
+        if (alone_at && w->watched && is_being_written(lock)) alone_at = run_now();
         if (alone_at && run_now() > alone_at + RUN_GRACE_S) {
             td_fail(w->td, TD_ERROR_DATA, "%s did not come: the checkpoint is not complete", path);
             return false;
@@ -70,15 +68,29 @@ static bool await_file(run_saver *w, int rank)
     return true;
 }
 
+static bool lock_fail(run_saver *w, const char *lock)
+{
+    td_fail(w->td, TD_ERROR_DATA, "%s: cannot be written: %s", lock, strerror(errno));
+    return false;
+}
+
+static bool write_locked(run_saver *w)
+{
+    char lock[RUN_PATH];
+    if (!lock_of(w, w->snapshot.rank, lock)) return false;
+    int fd = open(lock, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0) return lock_fail(w, lock);
+    flock(fd, LOCK_EX); /* where a file system has none, a rank that writes passes for dead, once the run has failed */
+    bool ok = run_snapshot_write(w->td, &w->snapshot);
+    if (ok && unlink(lock)) ok = lock_fail(w, lock);
+    close(fd);
+    return ok;
+}
+
 static bool write_all(run_saver *w)
 {
     const run_snapshot *s = &w->snapshot;
-    if (!run_make_directory(w->td, s->partial)) return false;
-    int lock = open_lock(w, s->rank, O_CREAT);
-    if (lock >= 0) flock(lock, LOCK_EX);
-    bool written = run_snapshot_write(w->td, s);
-    if (lock >= 0) close(lock);
-    if (!written) return false;
+    if (!run_make_directory(w->td, s->partial) || !write_locked(w)) return false;
     if (s->rank != 0) return true;
     for (int rank = 1; rank < s->ranks; rank++)
         if (!await_file(w, rank)) return false;

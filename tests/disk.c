@@ -1,9 +1,10 @@
 /* A disk that is slow, full, or at which the power fails: loaded before the C library (LD_PRELOAD) into programs under test.
  *
- *     DISK_PATH=TEXT     concerns calls on paths that contain it: open to write, write (16 KiB at a time), fsync, rename, mkdir, unlink, rmdir
+ *     DISK_PATH=TEXT     concerns calls on paths that contain it: open to write, of a folder ("enter"), write (16 KiB at a time),
+ *                        fsync, rename, mkdir, unlink, rmdir
  *     DISK_RANK=N        and rank N alone; else all ranks, each by its own count
  *     DISK_LOG=FILE      gets a line for each: the call and its path
- *     DISK_DELAY_MS=N    each fsync takes so much longer
+ *     DISK_DELAY_MS=N    each enter and each fsync takes so much longer
  *     DISK_FULL=N        the Nth and all later ones of write fail: no space is left
  *     DISK_KILL=N        before the Nth the process is killed, and with the launcher of ranks all of them
  */
@@ -59,7 +60,7 @@ static int meet(const char *call, const char *path)
     long count = atomic_fetch_add(&calls, 1) + 1, delay_ms = number("DISK_DELAY_MS"), full = number("DISK_FULL");
     note(call, path);
     if (count == number("DISK_KILL")) kill_world();
-    if (!strcmp(call, "fsync")) nanosleep(&(struct timespec){ .tv_sec = delay_ms / 1000, .tv_nsec = delay_ms % 1000 * 1000000 }, NULL);
+    if (!strcmp(call, "fsync") || !strcmp(call, "enter")) nanosleep(&(struct timespec){ .tv_sec = delay_ms / 1000, .tv_nsec = delay_ms % 1000 * 1000000 }, NULL);
     return full && count >= full && !strcmp(call, "write") ? ENOSPC : 0;
 }
 
@@ -83,6 +84,7 @@ int open(const char *path, int flags, ...)
     mode_t mode = flags & O_CREAT ? va_arg(arguments, mode_t) : 0;
     va_end(arguments);
     if (flags & O_CREAT) meet("open", path);
+    if ((flags & O_DIRECTORY) == O_DIRECTORY) meet("enter", path);
     return ((int (*)(const char *, int, ...))real("open"))(path, flags, mode);
 }
 
