@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "core/internal.h"
+#include "core/ops/attention.h"
 #include "models/gpt/gpt.h"
 #include "tests/cases.h"
 
@@ -171,6 +172,121 @@ START_TEST(test_operations_equal_the_cpu_as_graphs)
 }
 END_TEST
 
+/* ---- Attention at the sizes of models: 16-bit operands against the same numbers in f32 */
+
+typedef struct attention_case {
+    const char *note;
+    int64_t batch, heads, shared, positions, depth;
+    td_attention_attr attr;
+} attention_case;
+
+static const attention_case attentions[] = {
+    { "GPT 10M", 8, 6, 6, 256, 64, { .causal = 1 } },
+    { "GPT 10M, dropout", 8, 6, 6, 256, 64, { .causal = 1, .p = 0.2, .key = 5 } },
+    { "GPT-2 124M", 1, 12, 12, 1024, 64, { .causal = 1 } },
+    { "shared heads of 128", 1, 16, 4, 512, 128, { .causal = 1 } },
+    { "shared heads of 128, dropout", 1, 8, 2, 320, 128, { .causal = 1, .p = 0.1, .key = 6 } },
+    { "an odd length", 3, 4, 2, 77, 32, { .causal = 1 } },
+    { "an odd length, dropout, every key", 3, 4, 2, 77, 48, { .p = 0.3, .key = 7 } },
+    { "a window", 2, 4, 4, 300, 64, { .causal = 1, .window = 100 } },
+    { "a window to both sides, dropout", 2, 4, 2, 300, 96, { .window = 50, .p = 0.1, .key = 8 } },
+    { "lengths", 5, 4, 2, 200, 64, { .lengths = 1 } },
+    { "positions", 5, 4, 2, 150, 80, { .causal = 1, .positions = 1 } },
+    { "heads of 256", 1, 2, 2, 100, 256, { .causal = 1 } },
+};
+enum { ATTENTIONS = sizeof attentions / sizeof *attentions };
+
+/* Heads [begin, end) columns of x (B, T, columns), as a layer cuts them. */
+static td_tensor heads_at(td_tensor x, int64_t begin, int64_t heads, int64_t depth)
+{
+    td_shape shape = td_shape_at(x);
+    td_tensor columns = td_slice(x, 2, begin, begin + heads * depth);
+    td_tensor cut = td_reshape(columns, shape.dim[0], shape.dim[1], heads, depth);
+    return td_transpose(cut, 1, 2);
+}
+
+/* o (B, T, H d), then the gradient of the rows that q, k and v are the columns of. Computed in `dtype`, or in f32 from numbers of it. */
+static double *attention_of(const attention_case *c, td_dtype dtype, bool wide, bool deterministic)
+{
+    td_context *td = td_open(&(td_options){ .device = "cuda", .dtype = TD_F32, .seed = 1, .threads = 2, .deterministic = deterministic, .log = check_log_line });
+    int64_t queries = c->heads * c->depth, keys = c->shared * c->depth, rows = c->batch * c->positions, width = queries + 2 * keys;
+    float *numbers = check_alloc((size_t)(rows * width) * sizeof *numbers);
+    for (int64_t i = 0; i < rows * width; i++) numbers[i] = (float)check_normal((uint64_t)i + 1);
+    int32_t lengths[8], positions[8];
+    for (int64_t b = 0; b < c->batch; b++) {
+        lengths[b] = (int32_t)(c->positions - b * 37);
+        positions[b] = (int32_t)(b * 11 % 3) - 1;
+    }
+    td_tensor x = td_input(td, "x", TD_F32, TD_SHAPE(c->batch, c->positions, width), numbers), narrow = td_cast(x, dtype);
+    if (wide) narrow = td_cast(narrow, TD_F32);
+    td_tensor in[5] = { heads_at(narrow, 0, c->heads, c->depth), heads_at(narrow, queries, c->shared, c->depth),
+                        heads_at(narrow, queries + keys, c->shared, c->depth) };
+    int n = 3;
+    if (c->attr.lengths) in[n++] = td_input(td, "lengths", TD_I32, TD_SHAPE(c->batch), lengths);
+    if (c->attr.positions) in[n++] = td_input(td, "positions", TD_I32, TD_SHAPE(c->batch), positions);
+    td_attention_attr attr = c->attr;
+    attr.scale = 1 / sqrt((double)c->depth);
+    td_tensor y = td_transpose(td_record(&td_op_attention, TD_HERE, n, in, &attr), 1, 2);
+    td_tensor o = td_cast(td_reshape(y, c->batch, c->positions, queries), TD_F32);
+    td_tensor dx = td_gradient(project(o, 0), x);
+    td_keep(o);
+    td_keep(dx);
+    ck_assert_msg(td_step(td), "%s: %s", c->note, td_error_text(td));
+    double *all = check_alloc((size_t)(rows * (queries + width)) * sizeof *all);
+    memcpy(all, check_read(o, c->note, __FILE__, __LINE__), (size_t)(rows * queries) * sizeof *all);
+    memcpy(all + rows * queries, check_read(dx, c->note, __FILE__, __LINE__), (size_t)(rows * width) * sizeof *all);
+    td_close(td);
+    return all;
+}
+
+/* As relative_error, over columns [begin, begin + columns) of rows. */
+static double column_error(const double *got, const double *want, int64_t rows, int64_t width, int64_t begin, int64_t columns)
+{
+    double error = 0, size = 0;
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = begin; c < begin + columns; c++) {
+            double a = got[r * width + c], b = want[r * width + c];
+            error += (a - b) * (a - b);
+            size += b * b;
+        }
+    return sqrt(error / size);
+}
+
+static int check_attention(const attention_case *c, td_dtype dtype, bool deterministic)
+{
+    int64_t queries = c->heads * c->depth, keys = c->shared * c->depth, rows = c->batch * c->positions, width = queries + 2 * keys;
+    const double *got = attention_of(c, dtype, false, deterministic), *want = attention_of(c, dtype, true, false);
+    const double *dx = got + rows * queries, *dx_want = want + rows * queries;
+    double errors[] = { relative_error(got, want, rows * queries), column_error(dx, dx_want, rows, width, 0, queries),
+                        column_error(dx, dx_want, rows, width, queries, keys), column_error(dx, dx_want, rows, width, queries + keys, keys) };
+    printf("%s, %s%s: o %.2g, dq %.2g, dk %.2g, dv %.2g\n", c->note, td_dtype_name(dtype), deterministic ? ", deterministic" : "", errors[0], errors[1],
+           errors[2], errors[3]);
+    int wrong = 0;
+    for (int i = 0; i < 4; i++) wrong += !(errors[i] <= 1e-2);
+    return wrong;
+}
+
+START_TEST(test_attention_in_16_bits_is_that_in_f32)
+{
+    int wrong = 0;
+    if (!gpu_for(__func__)) return;
+    for (int c = 0; c < ATTENTIONS; c++)
+        for (int d = 0; d < 2; d++) wrong += check_attention(&attentions[c], dtypes[1 + d], false) + check_attention(&attentions[c], dtypes[1 + d], true);
+    ck_assert_int_eq(wrong, 0);
+}
+END_TEST
+
+START_TEST(test_deterministic_attention_gives_the_same_bits)
+{
+    if (!gpu_for(__func__)) return;
+    for (int c = 0; c < ATTENTIONS; c++) {
+        const attention_case *a = &attentions[c];
+        int64_t count = a->batch * a->positions * (2 * a->heads + 2 * a->shared) * a->depth;
+        ck_assert_mem_eq(attention_of(a, TD_BF16, false, true), attention_of(a, TD_BF16, false, true), (size_t)count * sizeof(double));
+    }
+}
+END_TEST
+
 /* ---- Models */
 
 enum { STEPS = 12, ROWS = 24, IN = 37, CLASSES = 5 };
@@ -285,4 +401,5 @@ START_TEST(test_a_replayed_step_allocates_nothing_and_is_a_graph)
 END_TEST
 
 TESTS("cuda", test_what_cannot_be_had_is_said, test_operations_equal_the_cpu_in_poisoned_memory, test_operations_equal_the_cpu_as_graphs,
+      test_attention_in_16_bits_is_that_in_f32, test_deterministic_attention_gives_the_same_bits,
       test_curves_equal_the_cpu, test_a_rerun_gives_the_same_bits, test_a_replayed_step_allocates_nothing_and_is_a_graph)
