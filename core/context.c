@@ -158,10 +158,10 @@ static void read_options(td_context *td)
     if (!o->passes) o->passes = getenv("TD_PASSES");
     o->eager = o->eager || environment_flag("TD_EAGER");
     o->poison = o->poison || environment_flag("TD_POISON");
-    if (!o->workspace_bytes) o->workspace_bytes = 256 << 20;
     if (!o->threads) o->threads = (int)sysconf(_SC_NPROCESSORS_ONLN);
     td->device = &td_cpu;
     bool gpu = !strncmp(o->device, "cuda", 4) && (!o->device[4] || o->device[4] == ':');
+    if (!o->workspace_bytes) o->workspace_bytes = gpu ? 1 << 30 : 256 << 20;
     if (!gpu && strcmp(o->device, "cpu"))
         td_fail(td, TD_ERROR_USAGE, "td_open: device '%s' is not known: \"cpu\", \"cuda\", or \"cuda:1\" for another GPU than the first", o->device);
     if (!gpu && o->dtype != TD_F32 && o->dtype != TD_F64 && o->dtype != TD_BF16)
