@@ -193,6 +193,14 @@ static __device__ __forceinline__ keys_range range_of(const flash &f, int64_t at
     return r;
 }
 
+/* 2^x, to the last bit or two; 0 for -infinity. */
+static __device__ __forceinline__ float power(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 static const float LOG2_E = 1.44269504088896341f, LN_2 = 0.693147180559945309f;
 
 template <typename T, int D, bool DROPS>
@@ -251,11 +259,11 @@ static __global__ void __launch_bounds__(THREADS, (D <= 64 ? 3 : 2)) forward(con
                     x = whole || holds(seen, 8 * n + 2 * (lane % 4) + i) ? x * scale : -INFINITY;
                     here = fmaxf(here, x);
                 }
-            float largest = fmaxf(most[half], over_quad_max(here)), base = largest == -INFINITY ? 0 : largest, shrink = exp2f(most[half] - base);
+            float largest = fmaxf(most[half], over_quad_max(here)), base = largest == -INFINITY ? 0 : largest, shrink = power(most[half] - base);
 #pragma unroll
             for (int n = 0; n < TILE / 8; n++)
 #pragma unroll
-                for (int i = 0; i < 2; i++) part += s[n][2 * half + i] = exp2f(s[n][2 * half + i] - base);
+                for (int i = 0; i < 2; i++) part += s[n][2 * half + i] = power(s[n][2 * half + i] - base);
             most[half] = largest;
             total[half] = total[half] * shrink + part;
 #pragma unroll
@@ -389,7 +397,7 @@ static __global__ void __launch_bounds__(THREADS, (D <= 64 ? 3 : 2)) backward_qu
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
                     int j = 2 * half + i;
-                    float p = exp2f(s[n][j] * scale - log_sum[half]), slope = DROPS ? dp[n][j] * kept[n][j] : dp[n][j];
+                    float p = power(s[n][j] * scale - log_sum[half]), slope = DROPS ? dp[n][j] * kept[n][j] : dp[n][j];
                     s[n][j] = whole || holds(seen, 8 * n + 2 * (lane % 4) + i) ? p * (slope - inner[half]) : 0;
                 }
         }
@@ -504,7 +512,7 @@ static __global__ void __launch_bounds__(THREADS, (D <= 64 ? 3 : 2)) backward_ke
                 for (int half = 0; half < 2; half++) {
                     int j = 2 * half + i;
                     bool sees = whole[half] || holds(seen[half], query);
-                    float p = sees ? exp2f(s[n][j] * scale - log_sum) : 0;
+                    float p = sees ? power(s[n][j] * scale - log_sum) : 0;
                     dp[n][j] = sees ? p * (dp[n][j] * kept[half] - inner) : 0;
                     s[n][j] = p * kept[half];
                 }
