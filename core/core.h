@@ -236,7 +236,8 @@ TD_API void td_assign_if_at(td_state s, td_tensor value, td_tensor when, td_here
  * ranks the elements must be ones this rank holds (td_state_owned). Runs nothing; false and an error on failure. */
 TD_API bool td_state_read(td_state s, int64_t begin, int64_t count, void *to);
 TD_API bool td_state_write(td_state s, int64_t begin, int64_t count, const void *from);
-/* The range of s that this rank holds: [begin, end) of its elements in row-major order. Lays out state not yet laid. */
+/* The range of s that this rank holds: [begin, end) of its elements in row-major order; of a state that ranks share along another
+ * dimension than the first, in the order of storage (td_state_cut of rewrite.h). Lays out state not yet laid. */
 TD_API bool td_state_owned(td_state s, int64_t *begin, int64_t *end);
 
 /* What is recorded between the two is not kept for the backward but computed again there, to the bit: random draws keep their keys.
@@ -253,6 +254,9 @@ TD_API td_tensor td_input_at(td_context *td, const char *name, td_dtype dtype, t
 /* A batch: `shape` is the global shape, `data` holds this rank's consecutive rows of it (all of them on one rank). */
 #define td_batch(td, name, dtype, shape, data) td_batch_at((td), (name), (dtype), (shape), (data), TD_HERE)
 TD_API td_tensor td_batch_at(td_context *td, const char *name, td_dtype dtype, td_shape shape, const void *data, td_here here);
+/* Rows that each rank has of its own, which need not belong to a batch: `shape` is that of all ranks' together. */
+#define td_each_rank(td, name, dtype, shape, data) td_each_rank_at((td), (name), (dtype), (shape), (data), TD_HERE)
+TD_API td_tensor td_each_rank_at(td_context *td, const char *name, td_dtype dtype, td_shape shape, const void *data, td_here here);
 /* A scalar that may differ from step to step without a new plan, dtype td_float(td). */
 #define td_scalar(td, value) td_scalar_at((td), (value), TD_HERE)
 TD_API td_tensor td_scalar_at(td_context *td, double value, td_here here);

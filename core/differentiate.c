@@ -57,7 +57,10 @@ static td_id emit1(differentiation *d, const td_op *op, const td_id *in, int n, 
                                            .outputs = &value, .output_count = 1, .after = TD_NONE });
 }
 
-static td_shape flat_shape(const td_unit *u) { return TD_SHAPE(u->elements); }
+static td_shape flat_shape(const td_unit *u)
+{
+    return u->cut.ways ? TD_SHAPE(u->cut.ways, u->elements / u->cut.ways) : TD_SHAPE(u->elements);
+}
 
 static td_id unit_value(differentiation *d, uint32_t unit)
 {
@@ -79,7 +82,7 @@ static td_id state_part(differentiation *d, uint32_t state)
     if (d->part[state] != TD_NONE) return d->part[state];
     td_state_entry s = d->td->states[state];
     td_id flat = current_value(d, s.unit);
-    td_part_attr attr = { .offset = s.offset };
+    td_part_attr attr = { .offset = s.offset, .dim = d->td->units[s.unit].cut.dim };
     return d->part[state] = emit1(d, &td_op_part, &flat, 1, &attr, sizeof attr, s.shape, s.dtype);
 }
 
@@ -119,7 +122,7 @@ static td_id pack(differentiation *d, uint32_t unit, const td_id *ids)
         offset[n] = u.members[m].offset;
         in[n++] = ids[m];
     }
-    *attr = (td_pack_attr){ .unit = unit, .count = n };
+    *attr = (td_pack_attr){ .unit = unit, .count = n, .dim = u.cut.dim };
     td_id id = emit1(d, &td_op_pack, in, (int)n, attr, sizeof *attr + n * sizeof(int64_t), flat_shape(&u), u.dtype);
     td_free(d->td, attr, bytes + id_bytes, "program");
     return id;
@@ -491,11 +494,13 @@ static bool lower_norm(differentiation *d)
     const td_gradients_attr *a = td_node_attr(d->in, gradients);
     const uint32_t *states = (const uint32_t *)(a + 1);
     td_here here = { d->at.file, d->at.line };
-    td_shape parts = TD_SHAPE(d->td->has_parallel && d->td->parallel.unit_multiple ? d->td->parallel.unit_multiple : 1);
+    int64_t parts = d->td->has_parallel && d->td->parallel.unit_multiple ? d->td->parallel.unit_multiple : 1;
     td_id total = TD_NONE;
     for (uint32_t from = 0, unit; (unit = next_unit(d, states, a->count, &from)) != TD_NONE;) {
         td_id gradient = d->entered[unit] + d->td->units[unit].sparse;
-        td_id own = emit1(d, largest ? &td_op_max_abs : &td_op_sum_squares, &gradient, 1, NULL, 0, largest ? parts : (td_shape){ 0 }, td_float(d->td));
+        int64_t rows = d->td->units[unit].cut.ways;
+        td_shape shape = !largest ? (td_shape){ 0 } : rows ? TD_SHAPE(rows, parts) : TD_SHAPE(parts);
+        td_id own = emit1(d, largest ? &td_op_max_abs : &td_op_sum_squares, &gradient, 1, NULL, 0, shape, td_float(d->td));
         if (own == TD_NONE) return false;
         if (!largest) total = sum_of(d, total, own);
         else total = total == TD_NONE ? own : td_handle_id(td_maximum_at(td_handle(d->out, total), td_handle(d->out, own), here));
@@ -626,7 +631,7 @@ static bool lower_update(differentiation *d)
 static td_id with_member(differentiation *d, uint32_t unit, uint32_t state, td_id value)
 {
     td_unit u = d->td->units[unit];
-    if (u.member_count == 1 && u.elements == u.members[0].elements)
+    if (u.member_count == 1 && u.elements == u.members[0].elements && !u.cut.ways)
         return td_handle_id(td_reshape_at(td_handle(d->out, value), flat_shape(&u), (td_here){ d->at.file, d->at.line }));
     size_t bytes = (size_t)u.member_count * sizeof(td_id);
     td_id *ids = td_alloc(d->td, bytes, "program");

@@ -26,8 +26,12 @@ typedef struct td_mesh {
     const char *name[TD_MAX_AXES];
     int size[TD_MAX_AXES];
     int at[TD_MAX_AXES];  /* this rank's coordinates */
+    bool same_rows[TD_MAX_AXES]; /* ranks along it hold the same rows of a batch; else each its part */
     int rank, world;
 } td_mesh;
+
+/* How many parts the ranks cut a batch into, and which of them this rank holds. */
+TD_API void td_mesh_rows(const td_mesh *mesh, int *part, int *parts);
 
 typedef enum td_place_kind { TD_REPLICATED, TD_SHARDED, TD_PARTIAL, TD_FREE } td_place_kind;
 
@@ -149,9 +153,12 @@ typedef enum td_partial_rule {
     TD_PARTIAL_JOINT,                         /* linear in all inputs together: all partial or none */
     TD_PARTIAL_EACH,                          /* linear in each: exactly one may be partial */
 } td_partial_rule;
+enum { TD_RULE_LABELS = TD_MAX_DIMS + 4 };
 typedef struct td_place_rule {
     int8_t in[TD_RULE_INPUTS][TD_MAX_DIMS];
     int8_t out[TD_RULE_OUTPUTS][TD_MAX_DIMS];
+    int64_t even[TD_RULE_LABELS];             /* by label: sharded only among ranks that divide it; 0: any */
+    uint32_t added;                           /* bit i: input i is a term of the sum over a contracted label: counted once where it is sharded */
     td_partial_rule partial;
 } td_place_rule;
 
@@ -297,13 +304,26 @@ TD_API void td_parallel_for(const td_run *run, int64_t count, int64_t grain, td_
 enum { TD_UNIT_ALIGN = 16 };
 typedef struct td_unit_member {
     uint32_t state;
-    int64_t offset, elements;
+    int64_t offset, elements;                 /* of a unit that is cut: of a block of it, within a row */
 } td_unit_member;
+/* A state that is cut is `ways` blocks along its dimension `dim`, one for each rank of mesh axis `axis`, which divide it evenly. */
+typedef struct td_cut {
+    int32_t ways;                             /* 0: not cut */
+    int8_t axis, dim;
+} td_cut;
+/* How s is stored, once units are laid out. */
+TD_API td_cut td_state_cut(td_state s);
+/* Storage has a cut state's blocks one after another. Element number `at` of that order as its number in the order of the shape,
+ * and back; *run: from there so many are consecutive in both. */
+TD_API int64_t td_cut_element(td_cut cut, td_shape shape, int64_t at, int64_t *run);
+TD_API int64_t td_cut_position(td_cut cut, td_shape shape, int64_t element, int64_t *run);
+/* A unit's value is flat (elements); of one whose members are cut, a row of their blocks for each rank of the axis (ways, elements / ways). */
 typedef struct td_unit {
     td_state_kind kind;
     td_dtype dtype;
     int64_t elements;                         /* of a unit that trains padded, a multiple of the ranks that may share it */
-    td_placement place;                       /* of the stored value; sharded along dimension 0 or replicated */
+    td_cut cut;                               /* of each member */
+    td_placement place;                       /* of the stored value; sharded along its last dimension or replicated, and by rows if cut */
     td_unit_member *members;
     int32_t member_count;
     bool trains;
@@ -319,13 +339,16 @@ typedef struct td_unit {
 } td_unit;
 TD_API uint32_t td_unit_count(const td_context *td);
 TD_API const td_unit *td_unit_at(const td_context *td, uint32_t unit);
+/* The dimension of a unit's value along which strategies shard it. */
+static inline int td_unit_flat_dim(const td_unit *u) { return u->cut.ways ? 1 : 0; }
 
-/* How a strategy wants the units of parameters: called for those that train in order of creation and, where parameters are sharded, for
- * those that are frozen. */
+/* How a strategy wants the units of parameters: called for those that train in order of creation and, where parameters are sharded or
+ * may be cut, for those that are frozen. */
 typedef struct td_unit_choice {
     int32_t unit;                             /* any number: equal numbers share a unit */
     bool root;
     bool whole;                               /* stored replicated, whatever the strategy says of parameters */
+    td_cut cut;                               /* the same in a unit */
 } td_unit_choice;
 
 /* ---- Optimizer updates ----------------------------------------------------------------------------------- */
@@ -415,6 +438,7 @@ typedef struct td_parallel {
     uint64_t options_hash;                    /* of everything that must be equal on all ranks */
     int unit_multiple;                        /* units' elements are a multiple of this many TD_UNIT_ALIGN */
     bool (*choose_units)(void *self, td_context *td, const td_state *states, int count, td_unit_choice *out);
+    bool cuts;                                /* it may cut parameters by a dimension */
     td_program *(*place)(void *self, const td_program *in);    /* NULL: failed */
     td_program *(*schedule)(void *self, const td_program *in);
     /* Before a plan runs: posts it, and for a new plan waits until every rank posted the same. `step` counts runs: steps, and
@@ -492,7 +516,7 @@ extern TD_API const td_op td_op_fused, td_op_cast, td_op_reshape, td_op_transpos
 
 typedef struct td_input_attr {
     uint32_t slot;
-    uint32_t rows_local;                      /* 1: a batch, sharded along dimension 0 */
+    uint32_t rows_local;                      /* 1: a batch, sharded along dimension 0; 2: rows of each rank, whatever batches are */
     int64_t dtype;
     td_shape shape;
 } td_input_attr;
@@ -501,12 +525,13 @@ typedef struct td_assign_attr { uint32_t state, conditional; uint64_t name_hash;
 typedef struct td_gradients_attr { uint64_t names_hash; uint32_t count, pad; } td_gradients_attr; /* `count` states (uint32_t) follow */
 typedef struct td_output_attr { uint32_t recorded, pad; } td_output_attr;            /* the value of the recording that is kept */
 typedef struct td_unit_attr { uint32_t unit, pad; } td_unit_attr;  /* td_op_unit: the stored value; td_op_store: input 0 becomes it */
-typedef struct td_part_attr { int64_t offset; } td_part_attr;      /* td_op_part: a view of a flat value, from this element on */
+/* td_op_part: a view of a unit's value, from this element on; of one that is cut, along `dim` of the view, from this element of a row on */
+typedef struct td_part_attr { int64_t offset, dim; } td_part_attr;
 typedef struct td_cast_attr { int32_t dtype, pad; } td_cast_attr;
 typedef enum td_mark_kind { TD_MARK_GRADIENT, TD_MARK_OPTIMIZER, TD_MARK_ACCUMULATOR } td_mark_kind;
 typedef struct td_mark_attr { uint32_t kind, unit; } td_mark_attr; /* identity; `place` reads and dissolves it */
-/* td_op_pack: inputs at element offsets of a flat unit of the output's size, zeros elsewhere. */
-typedef struct td_pack_attr { uint32_t unit, count; } td_pack_attr; /* `count` offsets (int64_t) follow */
+/* td_op_pack: inputs at element offsets of a unit's value (of a row of it, if cut, along `dim` of each input), zeros elsewhere. */
+typedef struct td_pack_attr { uint32_t unit, count; int64_t dim; } td_pack_attr; /* `count` offsets (int64_t) follow */
 /* td_op_update_unit: inputs parameter, gradient, moments ..., rate, scale, updates[, when]; outputs parameter, moments. */
 typedef struct td_update_segment {
     int64_t begin, end;                       /* elements of the unit; between segments nothing changes */

@@ -7,6 +7,7 @@
  *                          a row: the same order, a unit that is not sharded
  *   anything else          a unit of its own
  *
+ * A unit whose members are cut (td_cut) is as many rows as there are blocks, of which a rank holds its own: a block of each member.
  * A unit gets its memory, and its members their initial values, when a plan that reads it first runs.
  */
 #include "core/internal.h"
@@ -213,13 +214,14 @@ static uint32_t add_unit(td_context *td, td_unit unit)
 static bool add_member(td_context *td, uint32_t unit, uint32_t state, int64_t offset)
 {
     td_unit *u = &td->units[unit];
+    int64_t blocks = u->cut.ways ? u->cut.ways : 1;
     size_t bytes = (size_t)u->member_count * sizeof *u->members;
     td_unit_member *members = td_alloc(td, bytes + sizeof *members, "host");
     if (!members) return false;
     if (bytes) memcpy(members, u->members, bytes);
     td_free(td, u->members, bytes, "host");
     td_state_entry *s = &td->states[state];
-    members[u->member_count++] = (td_unit_member){ state, offset, s->elements };
+    members[u->member_count++] = (td_unit_member){ state, offset, s->elements / blocks };
     u->members = members;
     s->unit = unit;
     s->offset = offset;
@@ -246,8 +248,20 @@ static bool append_member(td_context *td, uint32_t unit, uint32_t state)
     const td_unit_member *last = &td->units[unit].members[td->units[unit].member_count - 1];
     end = last->offset + last->elements;
     bool shared = (td->units[unit].trains && !td->units[unit].sparse) || is_sharded(td->units[unit].place);
-    td->units[unit].elements = shared ? padded(end, unit_multiple(td)) : end; /* what no ranks share needs no gaps */
+    int64_t rows = td->units[unit].cut.ways ? td->units[unit].cut.ways : 1;
+    td->units[unit].elements = rows * (shared ? padded(end, unit_multiple(td)) : end); /* what no ranks share needs no gaps */
     return true;
+}
+
+/* Where a unit is whose flat value would be at `flat`. */
+static td_placement unit_place(td_placement flat, td_cut cut)
+{
+    if (!cut.ways) return flat;
+    for (int a = 0; a < TD_MAX_AXES; a++)
+        if (flat.kind[a] == TD_SHARDED) flat.dim[a] = 1;
+    flat.kind[cut.axis] = TD_SHARDED;
+    flat.dim[cut.axis] = 0;
+    return flat;
 }
 
 /* Without a strategy: in order, up to a size. */
@@ -270,9 +284,10 @@ static bool lay_out_chosen(td_context *td, const td_state *states, int count, co
         for (int j = 0; j < i && unit == TD_NONE; j++)
             if (choice[j].unit == choice[i].unit) unit = td->states[states[j].id].unit;
         if (unit == TD_NONE) {
+            td_placement flat = td->has_parallel && !choice[i].whole ? td->parallel.places.parameter : replicated;
             unit = add_unit(td, (td_unit){ .kind = TD_PARAMETER, .dtype = td->states[states[i].id].dtype, .trains = td_state_trains(states[i]),
-                                           .root = choice[i].root, .of = TD_NONE,
-                                           .place = td->has_parallel && !choice[i].whole ? td->parallel.places.parameter : replicated });
+                                           .root = choice[i].root, .of = TD_NONE, .cut = choice[i].cut,
+                                           .place = unit_place(flat, choice[i].cut) });
             if (unit == TD_NONE) return false;
         }
         if (!append_member(td, unit, states[i].id)) return false;
@@ -335,8 +350,18 @@ static uint32_t moment_unit(td_context *td, uint32_t of, const char *slot, bool 
         const td_unit *have = &td->units[u];
         if (have->kind == TD_MOMENT && have->of == of && have->elements == elements && !strcmp(have->slot, slot)) return u;
     }
-    return add_unit(td, (td_unit){ .kind = TD_MOMENT, .dtype = like.dtype, .elements = elements, .of = of, .slot = slot,
-                                   .place = sharded ? td->parallel.places.moment : replicated });
+    return add_unit(td, (td_unit){ .kind = TD_MOMENT, .dtype = like.dtype, .elements = elements, .of = of, .slot = slot, .cut = like.cut,
+                                   .place = unit_place(sharded ? td->parallel.places.moment : replicated, like.cut) });
+}
+
+/* Moments of rows are whole on every rank. */
+static bool may_have_rows(td_context *td, uint32_t moment)
+{
+    const td_state_entry *p = &td->states[td->states[moment].of];
+    if (!td->units[p->unit].cut.ways) return true;
+    td_fail(td, TD_ERROR_UNSUPPORTED, "'%s' has one element a row of '%s', of which each rank holds a part along a dimension; leave '%s' whole, or "
+            "choose an optimizer with moments of its parameters' shape", td->states[moment].name, p->name, p->name);
+    return false;
 }
 
 static bool lay_out_rest(td_context *td)
@@ -348,6 +373,7 @@ static bool lay_out_rest(td_context *td)
             const td_state_entry *p = &td->states[entry->of];
             uint32_t unit = moment_unit(td, p->unit, moment_name(td, s), entry->of_rows);
             int64_t offset = entry->of_rows ? rows_before(td, p->unit, entry->of) : p->offset;
+            if (entry->of_rows && !may_have_rows(td, s)) return false;
             if (unit == TD_NONE || !add_member(td, unit, s, offset)) return false;
             continue;
         }
@@ -363,7 +389,8 @@ bool td_layout(td_context *td)
     for (uint32_t together = 0; together <= td->together; together++)
         if (!lay_out_together(td, together)) return false;
     td_placement place = td->parallel.places.parameter;
-    bool shares_frozen = td->has_parallel && (is_sharded(place) || place.memory == TD_HOST); /* else each has its own memory, without gaps */
+    /* Else each that is frozen has its own memory, without gaps. */
+    bool shares_frozen = td->has_parallel && (is_sharded(place) || place.memory == TD_HOST || td->parallel.cuts);
     return (!shares_frozen || lay_out_together(td, FROZEN)) && lay_out_rest(td);
 }
 
@@ -371,17 +398,18 @@ uint32_t td_accumulator_of(td_context *td, uint32_t unit)
 {
     if (td->units[unit].accumulator != TD_NONE) return td->units[unit].accumulator;
     td_unit like = td->units[unit];
+    td_placement flat = td->has_parallel ? td->parallel.places.accumulator : replicated;
     uint32_t made = add_unit(td, (td_unit){ .kind = TD_BUFFER, .dtype = like.dtype, .elements = like.elements, .of = unit, .slot = "gradient",
-                                            .place = td->has_parallel ? td->parallel.places.accumulator : replicated });
+                                            .cut = like.cut, .place = unit_place(flat, like.cut) });
     if (made != TD_NONE) td->units[unit].accumulator = made;
     return made;
 }
 
 void td_unit_range(const td_context *td, const td_unit *u, int64_t *begin, int64_t *end)
 {
-    int64_t at = 0, length = u->elements;
+    int64_t at = 0, length = u->cut.ways ? u->elements / u->cut.ways : u->elements;
     for (int a = 0; a < td->mesh.axes; a++) {
-        if (u->place.kind[a] != TD_SHARDED) continue;
+        if (u->place.kind[a] != TD_SHARDED || (u->cut.ways && a == u->cut.axis)) continue;
         length /= td->mesh.size[a];
         at += td->mesh.at[a] * length;
     }
@@ -431,16 +459,32 @@ static void initialise_range(const td_context *td, const td_state_entry *s, int6
     }
 }
 
+/* Elements of this rank's blocks of members are stored behind so many blocks of other ranks. */
+static int64_t blocks_before(const td_context *td, const td_unit *u) { return u->cut.ways ? td->mesh.at[u->cut.axis] : 0; }
+
+/* From element `at` of this rank's block of the member on, and at most up to `end`: how many are consecutive in the state, and there from
+ * which one on. */
+static int64_t run_of_member(const td_context *td, const td_unit *u, const td_unit_member *m, int64_t at, int64_t end, int64_t *element)
+{
+    int64_t run;
+    *element = td_cut_element(u->cut, td->states[m->state].shape, blocks_before(td, u) * m->elements + at, &run);
+    return run < end - at ? run : end - at;
+}
+
 /* This rank's part of the unit as it begins, at `to`. */
 static void initialise(const td_context *td, const td_unit *u, void *to)
 {
-    int64_t begin, end, first;
+    int64_t begin, end, first, run;
     td_unit_range(td, u, &begin, &end);
     memset(to, 0, (size_t)((end - begin) * td_dtype_size(u->dtype)));
     for (int32_t i = 0; i < u->member_count; i++) {
         const td_unit_member *m = &u->members[i];
-        int64_t count = overlap(m, begin, end, &first);
-        initialise_range(td, &td->states[m->state], first, count, to, m->offset + first - begin);
+        const td_state_entry *s = &td->states[m->state];
+        int64_t count = overlap(m, begin, end, &first), element;
+        for (int64_t at = first; at < first + count; at += run) {
+            run = run_of_member(td, u, m, at, first + count, &element);
+            initialise_range(td, s, element, run, to, m->offset + at - begin);
+        }
     }
 }
 
@@ -462,10 +506,13 @@ static bool initialise_on_gpu(td_context *td, const td_device *device, const td_
         const td_unit_member *m = &u->members[i];
         const td_state_entry *s = &td->states[m->state];
         td_initial part = { .init = s->init, .key = td_random_of(td->options.seed, s->hash, 0).key, .dtype = u->dtype };
-        part.count = overlap(m, begin, end, &part.first);
-        part.to = (char *)u->memory + (m->offset + part.first - begin) * item;
+        int64_t first, count = overlap(m, begin, end, &first);
         bool zeros = s->init.kind == TD_INIT_CONSTANT && s->init.a == 0;
-        if (part.count && !zeros && !device->initialise(td, &part)) return false;
+        for (int64_t at = first; at < first + count && !zeros; at += part.count) {
+            part.count = run_of_member(td, u, m, at, first + count, &part.first);
+            part.to = (char *)u->memory + (m->offset + at - begin) * item;
+            if (!device->initialise(td, &part)) return false;
+        }
     }
     return true;
 }
@@ -490,6 +537,12 @@ bool td_unit_allocate(td_context *td, uint32_t unit)
 
 /* ---- Reading and writing from outside */
 
+/* s as a member of its unit. */
+static td_unit_member member_of(const td_state_entry *e, const td_unit *u, uint32_t s)
+{
+    return (td_unit_member){ s, e->offset, e->elements / (u->cut.ways ? u->cut.ways : 1) };
+}
+
 bool td_state_owned(td_state s, int64_t *begin, int64_t *end)
 {
     *begin = *end = 0;
@@ -498,8 +551,9 @@ bool td_state_owned(td_state s, int64_t *begin, int64_t *end)
     const td_unit *u = &s.td->units[e->unit];
     int64_t from, to, first;
     td_unit_range(s.td, u, &from, &to);
-    int64_t count = overlap(&(td_unit_member){ s.id, e->offset, e->elements }, from, to, &first);
-    *begin = count ? first : 0;
+    td_unit_member m = member_of(e, u, s.id);
+    int64_t count = overlap(&m, from, to, &first);
+    *begin = count ? blocks_before(s.td, u) * m.elements + first : 0;
     *end = *begin + count;
     return true;
 }
@@ -524,7 +578,8 @@ static char *elements_at(td_state s, int64_t begin, int64_t count, const char *v
     if (!td_unit_allocate(td, e->unit)) return NULL;
     const td_unit *u = &td->units[e->unit];
     td_unit_range(td, u, &from, &to);
-    return (char *)u->memory + (count ? (e->offset + begin - from) * td_dtype_size(u->dtype) : 0);
+    int64_t within = begin - blocks_before(td, u) * member_of(e, u, s.id).elements;
+    return (char *)u->memory + (count ? (e->offset + within - from) * td_dtype_size(u->dtype) : 0);
 }
 
 static const td_device *device_with(td_state s)

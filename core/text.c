@@ -82,6 +82,17 @@ td_shape td_local_shape(const td_mesh *mesh, td_shape shape, td_placement place)
     return shape;
 }
 
+void td_mesh_rows(const td_mesh *mesh, int *part, int *parts)
+{
+    *part = 0;
+    *parts = 1;
+    for (int a = 0; a < mesh->axes; a++) {
+        if (mesh->same_rows[a]) continue;
+        *part = *part * mesh->size[a] + mesh->at[a];
+        *parts *= mesh->size[a];
+    }
+}
+
 bool td_placement_equal(td_placement a, td_placement b)
 {
     if (a.memory != b.memory) return false;

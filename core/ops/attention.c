@@ -76,17 +76,17 @@ static bool gradient_shape(td_call *call)
     return true;
 }
 
-/* Sequences and heads are kept; heads that share keys only if the ranks cut the keys' heads evenly. */
+/* Sequences and heads are kept; heads that share keys only if the ranks divide the keys' heads. */
 static void attention_place(const td_program *p, const td_node *n, td_place_rule *rule)
 {
     const td_id *inputs = td_node_inputs(p, n);
     int64_t heads = td_value_at(p, inputs[0])->shape.dim[1], shared = td_value_at(p, inputs[1])->shape.dim[1];
-    int world = td_context_mesh(p->td)->world;
-    bool alike = heads == shared || shared % (world > 0 ? world : 1) == 0;
     memset(rule, 0, sizeof *rule);
+    if (heads != shared)
+        rule->even[2] = shared;
     for (int i = 0; i < TD_RULE_INPUTS; i++) { /* lengths and positions have the first dimension only */
         rule->in[i][0] = 1;
-        rule->in[i][1] = alike ? 2 : 0;
+        rule->in[i][1] = 2;
     }
     memcpy(rule->out, rule->in, sizeof rule->out);
 }

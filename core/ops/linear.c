@@ -48,7 +48,7 @@ static td_tensor linear_decomposed(const td_gradient_call *call)
     return td_reshape_at(y, shape, call->here);
 }
 
-/* The contracted dimension is blocked: a sum over ranks would hold the bias once a rank. */
+/* Where ranks share the contracted dimension each has a sum to add to the others', and the bias is in one of them. */
 static void linear_place(const td_program *p, const td_node *n, td_place_rule *rule)
 {
     memset(rule, 0, sizeof *rule);
@@ -56,14 +56,18 @@ static void linear_place(const td_program *p, const td_node *n, td_place_rule *r
     for (int i = 0; i < rows; i++)
         rule->in[0][i] = rule->out[0][i] = (int8_t)(i + 1);
     rule->in[1][0] = rule->in[2][0] = rule->out[0][rows] = (int8_t)(rows + 1);
+    rule->in[0][rows] = rule->in[1][1] = (int8_t)(rows + 2);
+    rule->added = 1 << 2;
 }
 
+/* Of a contracted dimension that ranks share unevenly, what exists here counts. */
 static td_onednn_product linear_product(const td_kernel *k)
 {
     int64_t in = td_arg_last(&k->in[0]), out = td_arg_last(&k->out[0]);
     td_shape y = k->out[0].shape;
     return (td_onednn_product){
-        .batch = 1, .m = td_shape_product(y, 0, (int)y.rank - 1), .n = out, .k = in,
+        .batch = 1, .m = td_shape_product(y, 0, (int)y.rank - 1), .n = out,
+        .k = td_arg_extent(k->run ? k->run->mesh : NULL, &k->in[0], (int)y.rank - 1).valid,
         .a_row = in, .a_column = 1, .b_row = 1, .b_column = in,
     };
 }

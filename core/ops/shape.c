@@ -38,15 +38,23 @@ static void reshape_gradient(const td_gradient_call *g)
     td_gradient_set(g, 0, td_reshape_at(g->dout[0], td_shape_at(g->in[0]), g->here));
 }
 
+static int64_t common_divisor(int64_t a, int64_t b)
+{
+    while (b) {
+        int64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
 /* Dimensions are matched in groups of equal product, from the front. The first of a group's on both sides are the same
- * when cut into parts, if both divide evenly by every number of ranks there is. */
+ * when cut into parts, if the ranks divide both evenly. */
 static void reshape_place(const td_program *p, const td_node *n, td_place_rule *rule)
 {
     memset(rule, 0, sizeof *rule);
     rule->partial = TD_PARTIAL_JOINT;
     td_shape in = td_value_at(p, *td_node_inputs(p, n))->shape, out = p->values[n->output].shape;
-    const td_mesh *mesh = td_context_mesh(p->td);
-    int64_t ranks = mesh && mesh->world > 1 ? mesh->world : 1;
     int8_t label = 1;
     for (int i = 0, j = 0; i < in.rank && j < out.rank;) {
         int first_in = i, first_out = j;
@@ -60,11 +68,10 @@ static void reshape_place(const td_program *p, const td_node *n, td_place_rule *
         }
         if (size_in != size_out)
             return;
-        bool even = in.dim[first_in] % ranks == 0 && out.dim[first_out] % ranks == 0;
-        if (single || even) {
-            rule->in[0][first_in] = label;
-            rule->out[0][first_out] = label++;
-        }
+        if (!single)
+            rule->even[label] = common_divisor(in.dim[first_in], out.dim[first_out]);
+        rule->in[0][first_in] = label;
+        rule->out[0][first_out] = label++;
     }
 }
 

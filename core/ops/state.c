@@ -3,9 +3,9 @@
  * Recorded: input, scalar, parameter, assign, output, backward, gradient. differentiate turns parameter and assign into
  * views of flat units and stores to them:
  *
- *     unit       the stored value of a unit                       -> (elements)
+ *     unit       the stored value of a unit                       -> (elements), or (rows, elements / rows) if it is cut
  *     part       a member of it: a view at an element offset      -> the member's shape
- *     pack       members put side by side, zeros between          -> (elements)
+ *     pack       members put side by side, zeros between          -> as a unit
  *     store      the unit's new value
  *     mark       a point where the strategy has a say; `place` dissolves it
  */
@@ -44,7 +44,7 @@ static bool input_shape(td_call *call)
 static void input_print(const td_program *p, const td_node *n, char *to, size_t room)
 {
     const td_input_attr *a = td_node_attr(p, n);
-    snprintf(to, room, a->rows_local ? "batch %u" : "%u", a->slot);
+    snprintf(to, room, a->rows_local == 2 ? "each rank's %u" : a->rows_local ? "batch %u" : "%u", a->slot);
 }
 
 const td_op td_op_input = { .name = "input", .flags = TD_OP_SOURCE, .attr_bytes = sizeof(td_input_attr), .shape = input_shape, .print = input_print };
@@ -85,6 +85,11 @@ td_tensor td_input_at(td_context *td, const char *name, td_dtype dtype, td_shape
 td_tensor td_batch_at(td_context *td, const char *name, td_dtype dtype, td_shape shape, const void *data, td_here here)
 {
     return record_input(td, name, dtype, shape, data, 1, here);
+}
+
+td_tensor td_each_rank_at(td_context *td, const char *name, td_dtype dtype, td_shape shape, const void *data, td_here here)
+{
+    return record_input(td, name, dtype, shape, data, 2, here);
 }
 
 td_tensor td_scalar_at(td_context *td, double value, td_here here)
@@ -255,15 +260,25 @@ static void part_print(const td_program *p, const td_node *n, char *to, size_t r
     snprintf(to, room, "at %lld", (long long)((const td_part_attr *)td_node_attr(p, n))->offset);
 }
 
-/* A flat value cannot be cut along ranks and also along members: blocked. */
-static void blocked_linear_rule(const td_program *p, const td_node *n, td_place_rule *rule)
+/* A flat value cannot be cut along ranks and also along members: blocked. Rows of it are blocks of its members. */
+static void part_rule(const td_program *p, const td_node *n, td_place_rule *rule)
 {
-    (void)p, (void)n;
     memset(rule, 0, sizeof *rule);
     rule->partial = TD_PARTIAL_JOINT;
+    if (p->values[*td_node_inputs(p, n)].shape.rank == 2)
+        rule->in[0][0] = rule->out[0][((const td_part_attr *)td_node_attr(p, n))->dim] = 1;
 }
 
-const td_op td_op_part = { .name = "part", .inputs = 1, .flags = TD_OP_VIEW, .attr_bytes = sizeof(td_part_attr), .place = blocked_linear_rule,
+static void pack_rule(const td_program *p, const td_node *n, td_place_rule *rule)
+{
+    memset(rule, 0, sizeof *rule);
+    rule->partial = TD_PARTIAL_JOINT;
+    if (p->values[n->output].shape.rank != 2) return;
+    for (int i = 0; i < TD_RULE_INPUTS; i++) rule->in[i][((const td_pack_attr *)td_node_attr(p, n))->dim] = 1;
+    rule->out[0][0] = 1;
+}
+
+const td_op td_op_part = { .name = "part", .inputs = 1, .flags = TD_OP_VIEW, .attr_bytes = sizeof(td_part_attr), .place = part_rule,
                            .print = part_print };
 
 static void pack_print(const td_program *p, const td_node *n, char *to, size_t room)
@@ -288,7 +303,7 @@ static void pack_cpu(const td_kernel *k)
     memset(out + end, 0, (size_t)(td_shape_elements(k->out[0].shape) * item - end));
 }
 
-const td_op td_op_pack = { .name = "pack", .inputs = -1, .place = blocked_linear_rule, .print = pack_print, .cpu = pack_cpu,
+const td_op td_op_pack = { .name = "pack", .inputs = -1, .place = pack_rule, .print = pack_print, .cpu = pack_cpu,
                            .cuda = TD_CUDA(td_pack_cuda) };
 
 static void mark_print(const td_program *p, const td_node *n, char *to, size_t room)

@@ -225,6 +225,7 @@ static void contracted_rule(const td_program *p, const td_node *n, td_place_rule
     (void)p, (void)n;
     memset(rule, 0, sizeof *rule);
     rule->in[0][0] = 1;
+    rule->in[0][1] = 2;
 }
 
 static td_cost sum_squares_cost(const td_kernel *k)
@@ -283,11 +284,12 @@ static void max_abs_cpu(const td_kernel *k)
     }
 }
 
-/* Parts of the flat value and of its maxima are the same ranks'; merged rows (N, D) are everyone's. */
+/* Parts of a unit's value and of its maxima are the same ranks'; merged rows (N, D), whose maxima are flat, are everyone's. */
 static void max_abs_rule(const td_program *p, const td_node *n, td_place_rule *rule)
 {
     memset(rule, 0, sizeof *rule);
-    if (p->values[td_node_inputs(p, n)[0]].shape.rank == 1) rule->in[0][0] = rule->out[0][0] = 1;
+    int64_t rank = p->values[td_node_inputs(p, n)[0]].shape.rank;
+    for (int d = 0; d < rank && p->values[n->output].shape.rank == rank; d++) rule->in[0][d] = rule->out[0][d] = (int8_t)(d + 1);
 }
 
 const td_op td_op_max_abs = {
@@ -301,8 +303,10 @@ static void flat_rule(const td_program *p, const td_node *n, td_place_rule *rule
 {
     (void)p, (void)n;
     memset(rule, 0, sizeof *rule);
-    for (int i = 0; i < TD_RULE_INPUTS; i++) rule->in[i][0] = 1; /* scalars have no dimension 0 */
-    for (int i = 0; i < TD_RULE_OUTPUTS; i++) rule->out[i][0] = 1;
+    for (int8_t d = 0; d < 2; d++) { /* scalars have no dimensions */
+        for (int i = 0; i < TD_RULE_INPUTS; i++) rule->in[i][d] = (int8_t)(d + 1);
+        for (int i = 0; i < TD_RULE_OUTPUTS; i++) rule->out[i][d] = (int8_t)(d + 1);
+    }
 }
 
 typedef struct update_work {
@@ -342,7 +346,7 @@ static void update_unit_cpu(const td_kernel *k)
     const td_update_attr *a = k->attr;
     const td_update_segment *segments = (const td_update_segment *)(a + 1);
     const td_update_rule *rule = k->run->td->rules[a->rule];
-    int64_t count = td_shape_elements(k->in[0].shape), first = td_arg_extent(k->run->mesh, &k->in[0], 0).begin;
+    int64_t count = td_shape_elements(k->in[0].shape), first = td_arg_extent(k->run->mesh, &k->in[0], (int)k->in[0].shape.rank - 1).begin;
     for (int o = 0; o < k->outputs; o++) { /* the kernels work in place */
         const td_arg *from = &k->in[o ? 1 + o : 0];
         if (from->data != k->out[o].data) memcpy(k->out[o].data, from->data, (size_t)(count * td_dtype_size(from->dtype)));

@@ -152,7 +152,7 @@ extern "C" void td_update_unit_cuda(const td_kernel *k)
     const td_update_rule *rule = k->run->td->rules[a->rule];
     const td_arg *scalars = k->in + 2 + a->moments, *when = scalars + 3;
     td_update_scalars s = { scalars[0].data, scalars[1].data, scalars[2].data, when < k->in + k->inputs ? when->data : NULL, k->run->queue };
-    int64_t held = td_arg_elements(&k->in[0]), first = td_arg_extent(k->run->mesh, &k->in[0], 0).begin;
+    int64_t held = td_arg_elements(&k->in[0]), first = td_arg_extent(k->run->mesh, &k->in[0], (int)k->in[0].shape.rank - 1).begin;
     td_update_range ranges[RANGES];
     int count = 0;
     if (!copy_values(k)) return;
