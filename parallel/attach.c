@@ -4,18 +4,25 @@
 #include <stdio.h>
 #include <string.h>
 
-/* The ranks as the strategy's axes, but for those of one rank. */
+static void add_axis(td_mesh *mesh, const par_axis *from, int size, int at, par_axis axis[TD_MAX_AXES])
+{
+    if (size == 1) return;
+    axis[mesh->axes] = *from;
+    mesh->name[mesh->axes] = from->name;
+    mesh->size[mesh->axes] = size;
+    mesh->at[mesh->axes++] = at;
+}
+
+/* The ranks as the strategy's axes and that of shared layers, but for those of one rank. */
 static td_mesh mesh_of(const par_chosen *chosen, int ranks, int rank, par_axis axis[TD_MAX_AXES])
 {
     td_mesh mesh = { .rank = rank, .world = ranks };
     for (int a = 0, left = ranks; a < PAR_STRATEGY_AXES && chosen->strategy->axis[a].name; a++) {
         left /= chosen->size[a];
-        if (chosen->size[a] == 1) continue;
-        axis[mesh.axes] = chosen->strategy->axis[a];
-        mesh.name[mesh.axes] = chosen->strategy->axis[a].name;
-        mesh.size[mesh.axes] = chosen->size[a];
-        mesh.at[mesh.axes++] = rank / left % chosen->size[a];
+        add_axis(&mesh, &chosen->strategy->axis[a], chosen->size[a], rank / left % chosen->size[a], axis);
     }
+    mesh.same_rows[mesh.axes] = chosen->tensor > 1; /* consecutive ranks: what they exchange is on the way of every layer */
+    add_axis(&mesh, &par_tensor_axis, chosen->tensor, rank % chosen->tensor, axis);
     return mesh;
 }
 
@@ -64,12 +71,22 @@ static bool check_options(td_context *td, const par_options *o, int ranks)
     return td_error(td) == TD_OK;
 }
 
+/* Without patterns all would be whole on every rank, and do the same. */
+static bool check_tensor(td_context *td, const par_options *o, int ranks, const char *strategy)
+{
+    if (ranks == 1 || o->tensor_columns || o->tensor_rows) return true;
+    td_fail(td, TD_ERROR_USAGE, "strategy '%.80s' says that %d ranks share layers, but not which: name them by tensor_columns and tensor_rows "
+            "(--tensor-columns, --tensor-rows), as 'h.*.mlp.up*' and 'h.*.mlp.down*'", strategy, ranks);
+    return false;
+}
+
 /* Everything that must be the same on every rank besides what is recorded. */
 static void tell_options(par_attached *a, td_context *td, const char *strategy, uint64_t *hash)
 {
     char text[4096];
     const par_options *o = &a->options;
     const char *units = o->units ? o->units : "modules", *passes = td_passes(td), *agreed = o->agreed ? o->agreed : "";
+    const char *columns = o->tensor_columns ? o->tensor_columns : "none", *rows = o->tensor_rows ? o->tensor_rows : "none";
     uint64_t table = (uint64_t)a->units + 1;
     for (int i = 0; i < TD_MAX_AXES; i++) {
         const par_axis *x = &a->axis[i];
@@ -78,12 +95,22 @@ static void tell_options(par_attached *a, td_context *td, const char *strategy, 
     }
     snprintf(text, sizeof text,
              "world=%d strategy=%s table=%llx dtype=%s reduce=%s seed=%llu bucket=%lld unit=%lld whole=%lld gathered=%d prefetch=%d offload=%d "
-             "passes=%s units=%s %s", par_world_size(a->world), strategy, (unsigned long long)table,
+             "passes=%s units=%s columns=%s rows=%s %s", par_world_size(a->world), strategy, (unsigned long long)table,
              td_dtype_name(td_compute_dtype(td)), td_dtype_name(o->reduce_dtype), (unsigned long long)td_seed(td),
              (long long)o->bucket_bytes, (long long)o->unit_elements, (long long)o->whole_elements, o->keep_gathered, o->prefetch, o->offload,
-             *passes ? passes : "all", units, agreed);
+             *passes ? passes : "all", units, columns, rows, agreed);
     *hash = par_text_hash(text);
     if (a->world->segment) par_agree_options(a->world, a->rank, text);
+}
+
+/* A text of the options that may be gone when the call returns, as one of the context's; NULL stays. */
+static bool own_text(td_context *td, const char **text)
+{
+    if (!*text) return true;
+    size_t bytes = strlen(*text) + 1;
+    char *copy = td_own(td, bytes);
+    if (copy) *text = memcpy(copy, *text, bytes);
+    return copy != NULL;
 }
 
 bool par_attach(td_context *td, par_world *world, int rank, const par_options *options)
@@ -95,17 +122,19 @@ bool par_attach(td_context *td, par_world *world, int rank, const par_options *o
     if (!o.strategy) o.strategy = ranks > 1 ? "ddp" : "single";
     if (!check_rank(td, ranks, rank) || !check_options(td, &o, ranks)) return false;
     if (!par_strategy_read(td, o.strategy, o.own, ranks, &chosen)) return false;
-    size_t units_bytes = o.units ? strlen(o.units) + 1 : 0;
-    par_attached *a = td_own(td, sizeof *a + units_bytes);
+    par_attached *a = td_own(td, sizeof *a);
     if (!a) return false;
     *a = (par_attached){ .td = td, .world = world, .rank = rank, .options = o };
     a->name = chosen.strategy->name;
     a->units = chosen.strategy->units;
-    if (units_bytes) a->options.units = memcpy(a + 1, o.units, units_bytes);
+    if (!own_text(td, &a->options.units) || !own_text(td, &a->options.tensor_columns) || !own_text(td, &a->options.tensor_rows)) return false;
     td_parallel parallel = {
         .self = a, .mesh = mesh_of(&chosen, ranks, rank, a->axis), .unit_multiple = ranks,
         .choose_units = par_choose_units, .place = par_place_pass, .schedule = par_schedule_pass, .failed = failed,
     };
+    a->tensor_axis = chosen.tensor > 1 ? parallel.mesh.axes - 1 : -1;
+    parallel.cuts = chosen.tensor > 1;
+    if (!check_tensor(td, &a->options, chosen.tensor, o.strategy)) return false;
     bool runs = world->segment != NULL;
     if (!(world->mpi ? par_transport_mpi(world, rank, td, &parallel.mesh, &a->transport)
           : runs     ? par_transport_local(world, rank, td, &parallel.mesh, &a->transport)

@@ -7,8 +7,9 @@
  *     count_once       replicated -> partial: the value on the axis' first rank, zeros on the others
  *     own_members      sharded    -> partial: some ranges of flat values, side by side; what this rank has of them, zeros elsewhere
  *
- * Each but the last works on one mesh axis. A part along dimension 0 is consecutive memory; along another dimension the parts are
- * put together, or taken apart, in the workspace. Failures of the transport are in the context when it returns.
+ * Each but the last works on one mesh axis. A part along a dimension that nothing stands before, the first say, is consecutive memory;
+ * along another the parts are put together, or taken apart, in the workspace. Failures of the transport are in the context when it
+ * returns.
  */
 #include "parallel/strategy.h"
 
@@ -57,7 +58,7 @@ static bool prepare_parts(td_context *td, const td_kernel *k, td_preparation *ou
 {
     (void)td;
     const td_arg *whole = elements(&k->in[0]) > elements(&k->out[0]) ? &k->in[0] : &k->out[0];
-    if (attr_of(k)->dim) out->workspace_bytes = (int64_t)bytes_of(whole);
+    if (parts_of(k, whole).outer > 1) out->workspace_bytes = (int64_t)bytes_of(whole);
     return true;
 }
 
@@ -87,8 +88,8 @@ static void reduce_scatter_cpu(const td_kernel *k)
 {
     const td_transport *t = k->run->transport;
     char *from = k->in[0].data;
-    if (attr_of(k)->dim && elements(&k->in[0])) {
-        parts p = parts_of(k, &k->in[0]);
+    parts p = parts_of(k, &k->in[0]);
+    if (p.outer > 1 && elements(&k->in[0])) {
         for (int r = 0; r < ranks_of(k); r++) copy_part(&p, r, k->in[0].data, (char *)k->workspace + r * p.outer * p.part, false);
         from = k->workspace;
     }
@@ -111,9 +112,10 @@ const td_op par_op_reduce_scatter = {
 static void all_gather_cpu(const td_kernel *k)
 {
     const td_transport *t = k->run->transport;
-    char *to = attr_of(k)->dim ? k->workspace : k->out[0].data;
-    if (!t->all_gather(t->self, attr_of(k)->axis, k->in[0].data, to, elements(&k->in[0]), k->in[0].dtype) || !attr_of(k)->dim || !elements(&k->in[0])) return;
     parts p = parts_of(k, &k->out[0]);
+    bool apart = p.outer > 1 && elements(&k->in[0]);
+    char *to = apart ? k->workspace : k->out[0].data;
+    if (!t->all_gather(t->self, attr_of(k)->axis, k->in[0].data, to, elements(&k->in[0]), k->in[0].dtype) || !apart) return;
     for (int r = 0; r < ranks_of(k); r++) copy_part(&p, r, k->out[0].data, to + r * p.outer * p.part, true);
 }
 

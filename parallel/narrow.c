@@ -6,7 +6,8 @@
  * exact since every element has one term that is not zero, makes them whole.
  *
  * With P elements in the unit and W in such members, a gather in f32 sends 4 P, the other way 2 P + 2 x 4 W, per rank times (N-1)/N. So a
- * unit goes narrow when W is less than a quarter of P: a block does, an embedding alone does not.
+ * unit goes narrow when W is less than a quarter of P: a block does, an embedding alone does not. What comes beside is alike on all ranks, so
+ * a unit that is cut, of whose members each rank of an axis has blocks of its own, goes narrow only if W is 0.
  */
 #include "parallel/strategy.h"
 
@@ -42,11 +43,13 @@ static bool narrows(const td_program *p, const td_node *n, td_id base)
     return n->op == &td_op_cast && td_dtype_size((td_dtype)p->values[n->output].dtype) < td_dtype_size((td_dtype)p->values[base].dtype);
 }
 
-static bool is_sharded(td_placement place)
+/* Rows of a unit that is cut stay where they are. */
+static bool is_fetched(const td_unit *unit)
 {
-    bool sharded = false;
-    for (int a = 0; a < TD_MAX_AXES; a++) sharded = sharded || place.kind[a] == TD_SHARDED;
-    return sharded;
+    bool fetched = unit->place.memory == TD_HOST;
+    for (int a = 0; a < TD_MAX_AXES; a++)
+        fetched = fetched || (unit->place.kind[a] == TD_SHARDED && unit->place.dim[a] == td_unit_flat_dim(unit));
+    return fetched;
 }
 
 /* What each node reads of units: through a narrowing cast, or as it is stored. */
@@ -77,8 +80,8 @@ static void settle(const td_unit *unit, td_dtype *dtype, par_narrow *to)
     int64_t as_stored = 0;
     for (int32_t m = 0; m < unit->member_count; m++)
         if (to->beside[unit->members[m].state] == READ) as_stored += padded(unit->members[m].elements);
-    bool is_fetched = is_sharded(unit->place) || unit->place.memory == TD_HOST;
-    if (4 * as_stored >= unit->elements || !is_fetched) *dtype = TD_DTYPES;
+    bool gains = unit->cut.ways ? !as_stored : 4 * as_stored < unit->elements;
+    if (!gains || !is_fetched(unit)) *dtype = TD_DTYPES;
     for (int32_t m = 0; m < unit->member_count && *dtype != TD_DTYPES; m++) {
         int64_t *at = &to->beside[unit->members[m].state];
         if (*at == NOT_READ) continue;

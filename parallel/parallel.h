@@ -22,6 +22,8 @@ extern "C" {
  * accumulators are, flat unit by flat unit; sharded is along the unit. A batch is sharded over all axes, so a gradient begins
  * partial on each. What must be sent follows from that: nothing else tells strategies apart. */
 enum { PAR_STRATEGY_AXES = 2, PAR_AS_IS = -1 };
+/* To any strategy "+tp:T" adds an axis of T consecutive ranks that hold the same rows of a batch and share linear layers: each has so
+ * many outputs of some (their columns) and so many inputs of others (their rows), as patterns in the options say. */
 
 typedef struct par_axis {
     const char *name;           /* NULL: no such axis */
@@ -49,7 +51,7 @@ enum { PAR_OFFLOAD_OPTIMIZER = 1, PAR_OFFLOAD_PARAMETERS = 2 };
 
 typedef struct par_options {
     const char *strategy;       /* "single" (default on one rank), "ddp" (default on several), "zero1", "zero2", "zero3", "fsdp",
-                                   "hsdp:SxR": S consecutive ranks share one copy of the state, R such groups */
+                                   "hsdp:SxR": S consecutive ranks share one copy of the state, R such groups; each also with "+tp:T" */
     const par_strategy *own;    /* a strategy of the program's own, which `strategy` may name; it outlives the context. NULL: none */
     int64_t bucket_bytes;       /* ddp, zero1, zero2: size of a unit; 0: 25 MiB, the first one 1 MiB */
     int64_t unit_elements;      /* zero3: size of a unit; 0: an eighth of what trains, 5e8 at most */
@@ -58,6 +60,8 @@ typedef struct par_options {
     const char *units;          /* fsdp, hsdp: name patterns, comma-separated, each match of '*' or name prefix one unit, as "h.*,out";
                                    NULL: one unit for each numbered module (h.0), where there is none for each that has parameters.
                                    What is in none is the root's, which stays gathered from the forward to the backward. */
+    const char *tensor_columns; /* +tp: name patterns as in `units`, of linear layers whose outputs are shared: weight (out, in) and bias */
+    const char *tensor_rows;    /* +tp: of those whose inputs are shared: weight (out, in); NULL: none */
     bool keep_gathered;         /* fsdp, hsdp: units stay gathered from the forward to the backward */
     int prefetch;               /* zero3, fsdp, hsdp: units gathered ahead of use; 0: 1 */
     int offload;                /* PAR_OFFLOAD_OPTIMIZER: moments; | PAR_OFFLOAD_PARAMETERS: parameters, but for those that stay whole;

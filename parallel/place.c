@@ -11,6 +11,9 @@
  * bf16, each rank's part is cast and then gathered (narrow.c).
  *
  * What computes on state in host memory as it is stored, an update or an average, does so there; all else is on the device.
+ *
+ * Nothing here knows of tensor parallelism: parameters that are cut by a dimension enter sharded along it. A linear layer that
+ * is cut by its outputs keeps the label, one that is cut by its inputs contracts it, and its output is partial.
  */
 #include "parallel/strategy.h"
 
@@ -35,6 +38,7 @@ typedef struct placer {
     td_program *out;
     td_id *map;                               /* value of in -> of out, TD_NONE if it is made on demand */
     char *deferred;                           /* node of in */
+    td_placement *natural;                    /* value of in, if made on demand: what it is without communication, free otherwise */
     par_narrow narrow;                        /* units that are gathered in a narrower dtype than they are stored in */
     td_id beside;                             /* value of out: the members of such units that are read as stored; TD_NONE: not made */
     memo *memos;
@@ -47,6 +51,8 @@ static const td_placement replicated;
 
 /* ---- Values made on demand */
 
+static bool shares(td_placement place, int a, int dim) { return place.kind[a] == TD_SHARDED && place.dim[a] == dim; }
+
 bool par_is_unit_view(const td_node *n)
 {
     return (n->op->flags & TD_OP_VIEW) || n->op == &td_op_cast || n->op == &td_op_transpose;
@@ -55,6 +61,16 @@ bool par_is_unit_view(const td_node *n)
 static bool input_deferred(const placer *pl, const td_node *n, uint32_t i)
 {
     return pl->deferred[pl->in->values[pl->in->inputs[n->input + i]].node] != 0;
+}
+
+/* Whether a unit's value must be gathered, or fetched from the host, for its members to be whole, or whole blocks, on the device. */
+static bool is_gathered(const placer *pl, td_id unit)
+{
+    const td_value *value = &pl->out->values[pl->map[unit]];
+    if (value->place.memory == TD_HOST) return true;
+    for (int a = 0; a < pl->mesh->axes; a++)
+        if (value->place.kind[a] == TD_PARTIAL || shares(value->place, a, (int)value->shape.rank - 1)) return true;
+    return false;
 }
 
 /* Whether node n, whose inputs are placed, is made where it is read. */
@@ -69,16 +85,13 @@ static bool is_deferred(const placer *pl, const td_node *n)
         all_replicated = all_replicated && td_placement_equal(pl->out->values[pl->map[v]].place, replicated);
     }
     if (n->op->flags & TD_OP_FREE) return all_deferred || all_replicated;
-    if (n->op == &td_op_part) {
-        td_id flat = pl->in->inputs[n->input];
-        return input_deferred(pl, n, 0) || !td_placement_equal(pl->out->values[pl->map[flat]].place, replicated);
-    }
+    if (n->op == &td_op_part) return input_deferred(pl, n, 0) || is_gathered(pl, pl->in->inputs[n->input]);
     return n->inputs == 1 && all_deferred && par_is_unit_view(n);
 }
 
 static td_id need(placer *pl, td_id v, td_placement want, const td_node *reader);
 
-static memo *find_memo(placer *pl, td_id v, form form, td_placement place, uint32_t phase)
+static memo *find_memo(const placer *pl, td_id v, form form, td_placement place, uint32_t phase)
 {
     uint32_t at = (v * 2654435761u + phase * 40503u + (uint32_t)place.kind[0] * 97u + (uint32_t)form * 13u) & pl->memo_mask;
     for (;; at = (at + 1) & pl->memo_mask) {
@@ -153,20 +166,37 @@ static td_placement input_for(const placer *pl, const td_node *n, const td_place
     return place;
 }
 
-/* Whether a node made on demand can be made as `want` at once; else it is made replicated and converted. */
-static bool makes_directly(const placer *pl, const td_node *n, const td_place_rule *rule, td_placement want)
+/* How many parts `place` makes of dimension dim. */
+static int64_t parts_of(const placer *pl, td_placement place, int dim)
 {
-    int64_t parts[TD_MAX_DIMS];
-    for (int d = 0; d < TD_MAX_DIMS; d++) parts[d] = 1;
+    int64_t parts = 1;
+    for (int a = 0; a < pl->mesh->axes; a++)
+        if (shares(place, a, dim)) parts *= pl->mesh->size[a];
+    return parts;
+}
+
+/* Whether value v, made on demand by n, can be made as `want` at once; else it is made as it is naturally, and converted. */
+static bool makes_directly(const placer *pl, const td_node *n, const td_place_rule *rule, td_id v, td_placement want)
+{
     for (int a = 0; a < pl->mesh->axes; a++) {
+        int dim = want.dim[a];
         if (want.kind[a] == TD_PARTIAL) return false;
+        if (pl->natural[v].kind[a] == TD_SHARDED && !shares(want, a, pl->natural[v].dim[a])) return false;
         if (want.kind[a] != TD_SHARDED) continue;
-        parts[(int)want.dim[a]] *= pl->mesh->size[a];
-        if (pl->in->values[n->output].shape.dim[(int)want.dim[a]] % parts[(int)want.dim[a]]) return false;
-        if (n->inputs && !rule->out[0][(int)want.dim[a]]) return false;
-        if (n->op == &td_op_part) return false;
+        int64_t parts = parts_of(pl, want, dim);
+        int8_t label = rule->out[0][dim];
+        if (pl->in->values[v].shape.dim[dim] % parts || rule->even[label] % parts || (n->inputs && !label)) return false;
     }
     return true;
+}
+
+/* Without communication, whole where that leaves a choice. */
+static td_placement naturally(const placer *pl, td_id v)
+{
+    td_placement place = pl->natural[v];
+    for (int a = 0; a < pl->mesh->axes; a++)
+        if (place.kind[a] == TD_FREE) place.kind[a] = TD_REPLICATED;
+    return place;
 }
 
 /* ---- Units that are gathered narrow (narrow.c) */
@@ -186,15 +216,18 @@ static td_id narrow_unit_behind(const placer *pl, td_id v)
 
 static td_id cast(placer *pl, td_id id, td_dtype dtype, const td_node *like);
 
-/* The stored unit, cast and replicated. */
+/* The stored unit, cast and gathered: replicated, or where it is cut the row of this rank. */
 static td_id narrow_unit(placer *pl, td_id unit, const td_node *reader)
 {
+    const td_unit *u = td_unit_at(pl->td, unit_number(pl, unit));
+    td_placement gathered = replicated;
+    if (u->cut.ways) gathered.kind[u->cut.axis] = TD_SHARDED;
     uint32_t phase = phase_key(pl, unit, reader->phase);
-    td_id made = find_memo(pl, unit, FORM_NARROW, replicated, phase)->made;
+    td_id made = find_memo(pl, unit, FORM_NARROW, gathered, phase)->made;
     if (made != TD_NONE) return made;
     made = cast(pl, pl->map[unit], pl->narrow.dtype[unit_number(pl, unit)], reader);
-    if (made != TD_NONE) made = par_convert(pl->out, made, replicated, reader);
-    return remember(pl, unit, FORM_NARROW, replicated, phase, made) ? made : TD_NONE;
+    if (made != TD_NONE) made = par_convert(pl->out, made, gathered, reader);
+    return remember(pl, unit, FORM_NARROW, gathered, phase, made) ? made : TD_NONE;
 }
 
 static bool place_source(placer *pl, uint32_t index);
@@ -218,7 +251,7 @@ static td_id members_beside(placer *pl, const td_node *reader)
     return pl->beside = own == TD_NONE ? TD_NONE : par_convert(pl->out, own, replicated, reader);
 }
 
-/* View v of the unit, shown of its narrow form instead, replicated. */
+/* View v of the unit, shown of its narrow form instead, as it is naturally. */
 static td_id narrow_view(placer *pl, td_id v, td_id unit, const td_node *reader)
 {
     if (v == unit) return narrow_unit(pl, unit, reader);
@@ -226,7 +259,7 @@ static td_id narrow_view(placer *pl, td_id v, td_id unit, const td_node *reader)
     td_id from = narrow_view(pl, pl->in->inputs[n.input], unit, reader);
     if (from == TD_NONE) return TD_NONE;
     td_value value = pl->in->values[v];
-    value.place = replicated;
+    value.place = naturally(pl, v);
     value.dtype = pl->out->values[from].dtype;
     n.phase = reader->phase;
     return td_emit(pl->out, &(td_emission){ .op = n.op, .like = &n, .inputs = &from, .input_count = 1, .attr = td_node_attr(pl->in, &n),
@@ -247,7 +280,7 @@ static td_id stored_member(placer *pl, td_id v, const td_node *reader)
                                             .attr_bytes = sizeof attr, .outputs = &value, .output_count = 1, .after = TD_NONE });
 }
 
-/* Value v, made on demand, replicated, if a unit that is gathered narrow is behind it; TD_NONE otherwise or after td_fail. */
+/* Value v, made on demand, as it is naturally, if a unit that is gathered narrow is behind it; TD_NONE otherwise or after td_fail. */
 static td_id make_of_narrow(placer *pl, td_id v, const td_node *reader)
 {
     const td_node *n = td_producer(pl->in, v);
@@ -267,8 +300,8 @@ static td_id make_deferred(placer *pl, td_id v, td_placement want, const td_node
     td_id made = make_of_narrow(pl, v, reader);
     if (made != TD_NONE) return par_convert(pl->out, made, want, reader);
     rule_of(pl->in, &n, &rule);
-    if (!makes_directly(pl, &n, &rule, want)) {
-        made = need(pl, v, replicated, reader);
+    if (!makes_directly(pl, &n, &rule, v, want)) {
+        made = need(pl, v, naturally(pl, v), reader);
         return made == TD_NONE ? TD_NONE : par_convert(pl->out, made, want, reader);
     }
     td_id inputs[FEW];
@@ -320,24 +353,58 @@ static td_id need(placer *pl, td_id v, td_placement want, const td_node *reader)
 
 /* ---- Nodes placed where they are recorded */
 
+/* Where v is to be had for nothing. A sum that an earlier reader has taken already is whole: else what it is added to, a residual say,
+ * would be partial from there on, and each reader of that would take a sum anew. */
 static td_placement have(const placer *pl, td_id v)
 {
-    td_placement place = replicated;
-    if (!pl->deferred[pl->in->values[v].node]) return pl->out->values[pl->map[v]].place;
-    for (int a = 0; a < pl->mesh->axes; a++) place.kind[a] = TD_FREE;
-    return place;
+    if (pl->deferred[pl->in->values[v].node]) return pl->natural[v];
+    td_placement place = pl->out->values[pl->map[v]].place, whole = place;
+    bool partial = false;
+    for (int a = 0; a < pl->mesh->axes; a++) {
+        if (place.kind[a] != TD_PARTIAL) continue;
+        whole.kind[a] = TD_REPLICATED;
+        partial = true;
+    }
+    return partial && find_memo(pl, v, FORM_STORED, whole, 0)->made != TD_NONE ? whole : place;
+}
+
+/* A unit that is cut is packed of parts, whatever its gradients have become. */
+static bool packs_parts(const placer *pl, const td_node *n, int a)
+{
+    if (n->op != &td_op_pack) return false;
+    td_cut cut = td_unit_at(pl->td, ((const td_pack_attr *)td_node_attr(pl->in, n))->unit)->cut;
+    return cut.ways && cut.axis == a;
 }
 
 /* The label that is sharded on axis a, by the first input that has one; 0: none. */
 static int8_t sharded_label(const placer *pl, const td_node *n, const td_place_rule *rule, int a)
 {
+    if (packs_parts(pl, n, a)) return rule->out[0][0];
     for (uint32_t i = 0; i < n->inputs; i++) {
         td_placement place = have(pl, pl->in->inputs[n->input + i]);
         if (place.kind[a] != TD_SHARDED) continue;
         int8_t label = rule->in[rule_row(i, TD_RULE_INPUTS)][(int)place.dim[a]];
-        if (label) return label;
+        if (label && rule->even[label] % parts_of(pl, place, place.dim[a]) == 0) return label;
     }
     return 0;
+}
+
+/* Deferred nodes: where the parts of their inputs lead by the rule. */
+static bool defer(placer *pl, uint32_t index)
+{
+    const td_node *n = &pl->in->nodes[index];
+    td_place_rule rule;
+    rule_of(pl->in, n, &rule);
+    td_placement place = replicated;
+    for (int a = 0; a < pl->mesh->axes; a++) {
+        int8_t label = n->inputs ? sharded_label(pl, n, &rule, a) : 0;
+        int d = label ? dim_of_label(pl->in, n->output, rule.out[0], label) : -1;
+        place.kind[a] = d < 0 ? TD_FREE : TD_SHARDED;
+        place.dim[a] = (int8_t)(d < 0 ? 0 : d);
+    }
+    pl->natural[n->output] = place;
+    pl->deferred[index] = 1;
+    return true;
 }
 
 static uint32_t partial_inputs(const placer *pl, const td_node *n, int a)
@@ -355,9 +422,12 @@ static void place_input(const placer *pl, const td_node *n, const td_place_rule 
     int d = label ? dim_of_label(pl->in, v, rule->in[rule_row(i, TD_RULE_INPUTS)], label) : -1;
     to->kind[a] = TD_REPLICATED;
     to->dim[a] = 0;
+    bool summed = label && dim_of_label(pl->in, n->output, rule->out[0], label) < 0;
     if (d >= 0) {
         to->kind[a] = TD_SHARDED;
         to->dim[a] = (int8_t)d;
+    } else if (summed && rule->added >> i & 1) {
+        to->kind[a] = TD_PARTIAL;
     } else if (!label && rule->partial == TD_PARTIAL_JOINT && partial_inputs(pl, n, a)) {
         to->kind[a] = TD_PARTIAL;
     } else if (!label && rule->partial == TD_PARTIAL_EACH && have(pl, v).kind[a] == TD_PARTIAL && !*partial_used) {
@@ -449,19 +519,28 @@ static bool place_by_rule(placer *pl, uint32_t index)
     return td_error(pl->td) == TD_OK;
 }
 
+/* The rows of a batch are cut along all axes but those whose ranks have the same ones. */
+static bool place_rows(const placer *pl, const td_node *n, td_value *value)
+{
+    uint32_t rows = ((const td_input_attr *)td_node_attr(pl->in, n))->rows_local;
+    int part, parts;
+    td_mesh_rows(pl->mesh, &part, &parts);
+    if (rows == 2) parts = pl->mesh->world;
+    if (rows && value->shape.dim[0] % parts) {
+        td_fail(pl->td, TD_ERROR_USAGE, "input: a batch of %lld rows cannot be divided among %d ranks (%s:%d)", (long long)value->shape.dim[0],
+                parts, n->file ? n->file : "?", n->line);
+        return false;
+    }
+    for (int a = 0; a < pl->mesh->axes; a++)
+        if (rows == 2 || (rows && !pl->mesh->same_rows[a])) value->place.kind[a] = TD_SHARDED;
+    return true;
+}
+
 static bool place_source(placer *pl, uint32_t index)
 {
     td_node n = pl->in->nodes[index];
     td_value value = pl->in->values[n.output];
-    if (n.op == &td_op_input && ((const td_input_attr *)td_node_attr(pl->in, &n))->rows_local)
-        for (int a = 0; a < pl->mesh->axes; a++) {
-            if (value.shape.dim[0] % pl->mesh->world) {
-                td_fail(pl->td, TD_ERROR_USAGE, "input: a batch of %lld rows cannot be divided among %d ranks (%s:%d)",
-                        (long long)value.shape.dim[0], pl->mesh->world, n.file ? n.file : "?", n.line);
-                return false;
-            }
-            value.place.kind[a] = TD_SHARDED;
-        }
+    if (n.op == &td_op_input && !place_rows(pl, &n, &value)) return false;
     pl->map[n.output] = source(pl, n.output, value.place);
     return pl->map[n.output] != TD_NONE;
 }
@@ -499,12 +578,17 @@ static bool dissolve_mark(placer *pl, uint32_t index)
     const td_mark_attr *m = td_node_attr(pl->in, &n);
     td_id v = pl->in->inputs[n.input];
     td_placement place = have(pl, v);
+    const td_unit *u = td_unit_at(pl->td, m->unit);
     for (int a = 0; a < pl->mesh->axes; a++) {
         const par_axis *x = &pl->a->axis[a];
+        if (u->cut.ways && a == u->cut.axis) { /* by rows, as it is packed */
+            place.kind[a] = TD_SHARDED, place.dim[a] = 0;
+            continue;
+        }
         int wanted = m->kind == TD_MARK_GRADIENT ? x->gradient : m->kind == TD_MARK_OPTIMIZER ? x->optimizer_gradient : x->accumulator;
         if (wanted != PAR_AS_IS) place.kind[a] = (int8_t)wanted;
         if (place.kind[a] == TD_FREE) place.kind[a] = TD_REPLICATED;
-        if (wanted != PAR_AS_IS || place.kind[a] != TD_SHARDED) place.dim[a] = 0;
+        place.dim[a] = (int8_t)(place.kind[a] == TD_SHARDED ? td_unit_flat_dim(u) : 0);
     }
     pl->map[n.output] = reduced(pl, v, place, &n);
     return pl->map[n.output] != TD_NONE;
@@ -528,7 +612,7 @@ static bool place_node(placer *pl, uint32_t index)
     if (n->op == &td_op_mark) return dissolve_mark(pl, index);
     if (n->op->flags & TD_OP_SOURCE) return pl->map[n->output] != TD_NONE || place_source(pl, index);
     if (n->op->flags & TD_OP_EFFECT) return place_effect(pl, index);
-    if (is_deferred(pl, n)) return pl->deferred[index] = 1, true;
+    if (is_deferred(pl, n)) return defer(pl, index);
     return place_by_rule(pl, index);
 }
 
@@ -536,7 +620,7 @@ static bool open_tables(placer *pl)
 {
     uint32_t memos = 256;
     while (memos < pl->in->value_count) memos *= 2;
-    pl->bytes = pl->in->value_count * sizeof(td_id) + pl->in->node_count;
+    pl->bytes = pl->in->value_count * (sizeof(td_id) + sizeof(td_placement)) + pl->in->node_count;
     pl->memory = td_alloc(pl->td, pl->bytes, "program");
     pl->memos = td_alloc(pl->td, memos * sizeof *pl->memos, "program");
     pl->memo_mask = memos - 1;
@@ -544,7 +628,8 @@ static bool open_tables(placer *pl)
     memset(pl->memos, 0xFF, memos * sizeof *pl->memos);
     memset(pl->memory, 0xFF, pl->bytes);
     pl->map = pl->memory;
-    pl->deferred = (char *)(pl->map + pl->in->value_count);
+    pl->natural = (td_placement *)(pl->map + pl->in->value_count);
+    pl->deferred = (char *)(pl->natural + pl->in->value_count);
     memset(pl->deferred, 0, pl->in->node_count);
     pl->beside = TD_NONE;
     return par_narrow_find(pl->in, &pl->narrow);

@@ -1,10 +1,12 @@
 /* Every strategy is a row of this table; convert.c does the rest.
  *
  * When a value placed one way is read where another placement is needed, par_convert inserts the collectives that mend
- * it. So the rows below are all there is to say about a strategy. hsdp is fsdp within a group and ddp across groups.
+ * it. So the rows below are all there is to say about a strategy. hsdp is fsdp within a group and ddp across groups. With +tp:T
+ * there is one more axis, along which parameters that patterns name are cut (units.c).
  */
 #include "parallel/strategy.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,7 +26,10 @@ static const par_strategy strategies[] = {
 };
 enum { STRATEGIES = sizeof strategies / sizeof *strategies };
 
-static const char all[] = "single, ddp, zero1, zero2, zero3, fsdp, hsdp:SxR", several[] = "ddp, zero1, zero2, zero3, fsdp, hsdp:SxR";
+/* What is not cut along it is whole on each of its ranks. */
+const par_axis par_tensor_axis = { "tensor", R, R, R, R, R };
+
+static const char all[] = "single, ddp, zero1, zero2, zero3, fsdp, hsdp:SxR, and with +tp:T", several[] = "ddp, zero1, zero2, zero3, fsdp, hsdp:SxR";
 
 const char *par_strategy_names_for_ranks(void) { return several; }
 
@@ -88,31 +93,49 @@ static bool wrong_sizes(td_context *td, const par_strategy *s, const char *text,
     return false;
 }
 
-bool par_strategy_read(td_context *td, const char *text, const par_strategy *own, int ranks, par_chosen *out)
+/* "+tp:T" behind a strategy: T; 1: there is none; 0: after td_fail. */
+static int read_tensor(td_context *td, const char *text, int ranks)
 {
-    size_t length = strcspn(text, ":+");
-    const par_strategy *s = find(text, length, own);
-    *out = (par_chosen){ .strategy = s };
-    const char *rest = text + length;
-    bool sized = *rest == ':';
+    const char *added = strchr(text, '+');
+    int size = 1;
+    if (!added) return 1;
+    if (strncmp(added, "+tp:", 4) || !read_sizes(added + 4, 1, &size))
+        td_fail(td, TD_ERROR_USAGE, "strategy '%.80s': '%.40s' cannot be added to a strategy; +tp:T can, T ranks that share linear layers", text, added);
+    else if (ranks % size)
+        td_fail(td, TD_ERROR_USAGE, "strategy '%.80s' shares layers among %d ranks each, which %d rank%s cannot be divided into", text, size, ranks,
+                ranks == 1 ? "" : "s");
+    else return size;
+    return 0;
+}
+
+static bool read_axes(td_context *td, const char *text, const par_strategy *own, int ranks, par_chosen *out)
+{
+    size_t length = strcspn(text, ":");
+    const par_strategy *s = out->strategy = find(text, length, own);
+    bool sized = text[length] == ':';
     if (!s) {
         td_fail(td, TD_ERROR_USAGE, "strategy '%.80s' is not known; it can be one of %s", text, all);
     } else if (s == own && !is_sound(own)) {
         td_fail(td, TD_ERROR_USAGE, "strategy '%s': on each axis parameters, moments and the optimizer's gradient are replicated or "
                 "sharded, and accumulators and gradients may also be partial", own->name);
-    } else if (strchr(rest, '+')) {
-        td_fail(td, TD_ERROR_UNSUPPORTED, "strategy '%.80s': nothing can be added to '%s' yet; leave '%s' out", text, s->name,
-                strchr(rest, '+'));
     } else if (axes_of(s) == 1 && sized) {
-        td_fail(td, TD_ERROR_USAGE, "strategy '%.80s': '%s' has no groups; leave '%s' out", text, s->name, rest);
+        td_fail(td, TD_ERROR_USAGE, "strategy '%.80s': '%s' has no groups; leave '%s' out", text, s->name, text + length);
     } else if (axes_of(s) == 1) {
         out->size[0] = ranks;
         if (ranks > 1 && !strcmp(s->name, "single"))
             td_fail(td, TD_ERROR_USAGE, "strategy 'single' is for one rank; for %d choose one of %s", ranks, several);
-    } else if (!sized || !read_sizes(rest + 1, axes_of(s), out->size)) {
+    } else if (!sized || !read_sizes(text + length + 1, axes_of(s), out->size)) {
         return wrong_sizes(td, s, text, ranks, (int[PAR_STRATEGY_AXES]){ 0 });
     } else if ((int64_t)out->size[0] * out->size[1] != ranks) {
         return wrong_sizes(td, s, text, ranks, out->size);
     }
     return td_error(td) == TD_OK;
+}
+
+bool par_strategy_read(td_context *td, const char *text, const par_strategy *own, int ranks, par_chosen *out)
+{
+    char alone[128];
+    *out = (par_chosen){ .tensor = read_tensor(td, text, ranks) };
+    snprintf(alone, sizeof alone, "%.*s", (int)strcspn(text, "+"), text);
+    return out->tensor && read_axes(td, alone, own, ranks / out->tensor, out);
 }

@@ -6,13 +6,15 @@
 
 enum { PAR_MOST_RANKS = 1 << 20 };            /* of one axis */
 
-/* A strategy and how many ranks each of its axes has. */
+/* A strategy, how many ranks each of its axes has, and how many share layers. */
 typedef struct par_chosen {
     const par_strategy *strategy;
     int size[PAR_STRATEGY_AXES];
+    int tensor;
 } par_chosen;
+extern const par_axis par_tensor_axis;
 
-/* The strategy that `text` names ("fsdp", "hsdp:4x2") for so many ranks; `own` is found before the built-in ones, NULL: none.
+/* The strategy that `text` names ("fsdp", "hsdp:4x2", "ddp+tp:2") for so many ranks; `own` is found before the built-in ones, NULL: none.
  * false after td_fail: unknown, or not for so many ranks. */
 bool par_strategy_read(td_context *td, const char *text, const par_strategy *own, int ranks, par_chosen *out);
 
@@ -24,6 +26,7 @@ typedef struct par_attached {
     const char *name;                         /* of the strategy */
     par_unit_rule units;
     par_axis axis[TD_MAX_AXES];               /* of the mesh, which leaves out the strategy's axes of one rank */
+    int tensor_axis;                          /* of the mesh; -1: none */
     par_options options;                      /* what 0 stands for filled in */
     td_transport transport;
 } par_attached;

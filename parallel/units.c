@@ -7,7 +7,10 @@
  *              is numbered, or, in a model that has none, for each module that has parameters. What is in none of these is
  *              the root's unit, which stays gathered between forward and backward
  *
- * Frozen parameters, where parameters are sharded, have units of their own by the same rules: they have no gradients or moments.
+ * Frozen parameters, where parameters are sharded or cut, have units of their own by the same rules: they have no gradients or moments.
+ *
+ * With a tensor axis, parameters that tensor_columns names are cut along their first dimension, a linear layer's outputs, and those
+ * that tensor_rows names along the second, its inputs; where they would share a unit with others, those cut alike have one of their own.
  */
 #include "parallel/strategy.h"
 
@@ -114,8 +117,19 @@ static size_t unit_path(const char *patterns, bool blocks, const char *name)
     return 0;
 }
 
+/* Whether one of the patterns, with commas between them, names the module or parameter. */
+static bool names(const char *patterns, const char *name)
+{
+    for (const char *at = patterns; at && *at;) {
+        size_t length = strcspn(at, ",");
+        if (match(at, length, name)) return true;
+        at += length + (at[length] == ',');
+    }
+    return false;
+}
+
 /* Every pattern must match a parameter. */
-static bool check_patterns(td_context *td, const char *name, const char *patterns)
+static bool check_patterns(td_context *td, const char *name, const char *what, const char *patterns)
 {
     for (const char *at = patterns; at && *at;) {
         size_t length = strcspn(at, ",");
@@ -123,8 +137,8 @@ static bool check_patterns(td_context *td, const char *name, const char *pattern
         for (int64_t s = 0; s < td_state_count(td) && !found; s++)
             found = td_state_kind_of(td_state_at(td, s)) == TD_PARAMETER && match(at, length, td_state_name(td_state_at(td, s)));
         if (!found) {
-            td_fail(td, TD_ERROR_USAGE, "%s: the unit pattern '%.*s' matches no parameter; the first one is called '%s'", name,
-                    (int)length, at, td_state_name(td_state_at(td, 0)));
+            td_fail(td, TD_ERROR_USAGE, "%s: the %s pattern '%.*s' matches no parameter; the first one is called '%s'", name,
+                    what, (int)length, at, td_state_name(td_state_at(td, 0)));
             return false;
         }
         at += length + (at[length] == ',');
@@ -146,14 +160,54 @@ static bool choose_by_name(const par_attached *a, td_context *td, const td_state
         }
         if (out[i].unit < 0) out[i].unit = units++;
     }
-    return check_patterns(td, a->name, a->options.units);
+    return check_patterns(td, a->name, "unit", a->options.units);
+}
+
+/* ---- Parameters that are cut */
+
+/* How the parameter is cut: dim 0 (columns), 1 (rows); -1: not, as a bias beside rows. */
+static int cut_dim(const par_attached *a, td_state s)
+{
+    if (a->tensor_axis < 0) return -1;
+    if (names(a->options.tensor_columns, td_state_name(s))) return 0;
+    return td_state_shape(s).rank > 1 && names(a->options.tensor_rows, td_state_name(s)) ? 1 : -1;
+}
+
+static bool may_be_cut(const par_attached *a, td_context *td, td_state s, int dim)
+{
+    td_shape shape = td_state_shape(s);
+    int ways = td_context_mesh(td)->size[a->tensor_axis];
+    bool both = dim == 0 && names(a->options.tensor_rows, td_state_name(s));
+    if (shape.rank > dim && shape.dim[dim] % ways == 0 && !both) return true;
+    if (both)
+        td_fail(td, TD_ERROR_USAGE, "%s: '%s' is named by columns and by rows; it can be shared by one of them", a->name, td_state_name(s));
+    else if (shape.rank <= dim)
+        td_fail(td, TD_ERROR_USAGE, "%s: '%s' is a scalar, which has no columns to share", a->name, td_state_name(s));
+    else
+        td_fail(td, TD_ERROR_USAGE, "%s: '%s' has %lld %s, which %d ranks cannot share evenly", a->name, td_state_name(s),
+                (long long)shape.dim[dim], dim ? "inputs" : "outputs", ways);
+    return false;
+}
+
+/* Units are numbered anew: of each, what is not cut, then what is cut along the first dimension, along the second. */
+static bool cut_units(const par_attached *a, td_context *td, const td_state *states, int count, td_unit_choice *out)
+{
+    for (int i = 0; i < count; i++) {
+        int dim = cut_dim(a, states[i]);
+        out[i].unit = 3 * out[i].unit + 1 + dim;
+        if (dim < 0) continue;
+        if (!may_be_cut(a, td, states[i], dim)) return false;
+        out[i].cut = (td_cut){ .ways = td_context_mesh(td)->size[a->tensor_axis], .axis = (int8_t)a->tensor_axis, .dim = (int8_t)dim };
+    }
+    return a->tensor_axis < 0 || (check_patterns(td, a->name, "column", a->options.tensor_columns) &&
+                                  check_patterns(td, a->name, "row", a->options.tensor_rows));
 }
 
 bool par_choose_units(void *self, td_context *td, const td_state *states, int count, td_unit_choice *out)
 {
     const par_attached *a = self;
-    if (a->units == PAR_UNITS_PATTERN) return choose_by_name(a, td, states, count, out);
     if (a->units == PAR_UNITS_SIZE) choose_by_size(a, td, states, count, out);
-    else choose_buckets(a, states, count, out);
-    return true;
+    else if (a->units == PAR_UNITS_BUCKET) choose_buckets(a, states, count, out);
+    else if (!choose_by_name(a, td, states, count, out)) return false;
+    return cut_units(a, td, states, count, out);
 }

@@ -56,10 +56,12 @@ static void say_result(run_loop *run)
 static data_loader *open_loader(run_loop *run)
 {
     if (run->overfits) return run_training_loader(run, run->train);
+    int part, parts;
+    td_mesh_rows(td_context_mesh(run->td), &part, &parts);
     return data_loader_open(run->td, run->evaluation.set, &(data_loader_options){
         .batch = run->batch / run->accumulate,
-        .rank = run->rank,
-        .world = run->ranks,
+        .rank = part,
+        .world = parts,
         .tail = DATA_PAD,
         .epochs = 1,
         .threads = 1,

@@ -10,11 +10,13 @@
 data_loader *run_training_loader(run_loop *run, data_set *set)
 {
     bool plans = run->flags.command == RUN_PLAN, stays = run->flags.command == RUN_BENCH; /* on one batch */
+    int part, parts;
+    td_mesh_rows(td_context_mesh(run->td), &part, &parts);
     return data_loader_open(run->td, set, &(data_loader_options){
         .batch = run->batch,
         .accumulate = run->accumulate,
-        .rank = run->rank,
-        .world = run->ranks,
+        .rank = part,
+        .world = parts,
         .seed = td_seed(run->td),
         .shuffle = true,
         .threads = 1,
@@ -134,7 +136,7 @@ bool run_next(run_loop *run, data_batch *b)
 
 /* ---- What ranks must agree on */
 
-/* A batch with one row a rank: its sum over ranks (2) is above 0 where any rank's flag is set. */
+/* A row of each rank: their sum over ranks (2) is above 0 where any rank's flag is set. */
 static td_tensor record_any(run_loop *run, bool stop, bool save)
 {
     td_dtype dtype = td_float(run->td);
@@ -143,7 +145,7 @@ static td_tensor record_any(run_loop *run, bool stop, bool save)
         if (dtype == TD_F64) run->signals.f64[i] = flags[i];
         else run->signals.f32[i] = flags[i];
     }
-    td_tensor rows = td_batch(run->td, "signals", dtype, TD_SHAPE(run->ranks, 2), &run->signals);
+    td_tensor rows = td_each_rank(run->td, "signals", dtype, TD_SHAPE(run->ranks, 2), &run->signals);
     td_tensor sum = td_sum(rows, 0, TD_DROP);
     td_keep(sum);
     return sum;
