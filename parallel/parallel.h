@@ -70,6 +70,8 @@ typedef struct par_options {
     td_dtype reduce_dtype;      /* gradients are summed over ranks in it: TD_BF16; 0 (TD_F32): as parameters are stored */
 } par_options;
 
+/* How many parts a batch is cut into: of so many ranks, those that share layers under `strategy` have one together. */
+TD_API int par_batch_parts(const char *strategy, int ranks);
 /* Those for several ranks: "ddp, fsdp, hsdp:SxR ...", where S and R are for the caller to fill in, S x R = the ranks. */
 TD_API const char *par_strategy_names_for_ranks(void);
 

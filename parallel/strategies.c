@@ -108,6 +108,13 @@ static int read_tensor(td_context *td, const char *text, int ranks)
     return 0;
 }
 
+int par_batch_parts(const char *strategy, int ranks)
+{
+    const char *added = strstr(strategy, "+tp:");
+    int size = 1;
+    return added && read_sizes(added + 4, 1, &size) && ranks % size == 0 ? ranks / size : ranks;
+}
+
 static bool read_axes(td_context *td, const char *text, const par_strategy *own, int ranks, par_chosen *out)
 {
     size_t length = strcspn(text, ":");

@@ -4,7 +4,9 @@
  * whole and at most a folder that nobody reads. Every rank writes about as much: of what it owns alone all, of what several
  * ranks hold alike an equal share of the unit. Who writes what follows from the layout alone. An entry of a file is a whole
  * state under its own name and shape, or elements [begin, begin + count) of it as NAME@begin of shape (count). The manifest
- * lists every state with its pieces, so that any world reads what any other wrote.
+ * lists every state with its pieces, so that any world reads what any other wrote. Elements are counted in the order of the
+ * shape, or where the manifest says "cut": {"dim", "ways"} in that of storage: blocks along the dimension, one after another
+ * (td_cut_element).
  *
  * A run that begins with weights from elsewhere has step-0, whose manifest says "holds": "weights": parameters, and nothing of
  * a training that was not.
@@ -60,7 +62,7 @@ typedef struct layout {
     td_context *td;
     const td_mesh *mesh;
     int64_t states;
-    struct { const td_unit *unit; int64_t offset, elements; } *state; /* of each: offset in the unit */
+    struct { const td_unit *unit; int64_t offset, elements; } *state; /* of each: offset in the unit, or in a row of it, of a block there */
 } layout;
 
 static bool layout_open(layout *l, td_context *td)
@@ -87,16 +89,18 @@ static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* The part of a unit that a rank writes: a shard is cut among those that hold it alike, at TD_UNIT_ALIGN, so that small units stay
- * whole. */
-static void part_of_unit(const td_mesh *mesh, const td_unit *unit, int rank, int64_t *begin, int64_t *end)
+ * whole. Of a unit that is cut it is a part of a row, whose number is returned; else 0. */
+static int part_of_unit(const td_mesh *mesh, const td_unit *unit, int rank, int64_t *begin, int64_t *end)
 {
-    int64_t at = 0, length = unit->elements, copies = 1, copy = 0;
-    int ranks_along = mesh->world;
+    int64_t at = 0, length = unit->cut.ways ? unit->elements / unit->cut.ways : unit->elements, copies = 1, copy = 0;
+    int ranks_along = mesh->world, row = 0;
     for (int a = 0; a < mesh->axes; a++) {
         int size = mesh->size[a];
         ranks_along /= size;
         int index = rank / ranks_along % size;
-        if (unit->place.kind[a] == TD_SHARDED) {
+        if (unit->cut.ways && a == unit->cut.axis) {
+            row = index;
+        } else if (unit->place.kind[a] == TD_SHARDED) {
             length /= size;
             at += index * length;
         } else {
@@ -108,27 +112,33 @@ static void part_of_unit(const td_mesh *mesh, const td_unit *unit, int rank, int
     share = (share + TD_UNIT_ALIGN - 1) / TD_UNIT_ALIGN * TD_UNIT_ALIGN;
     *begin = at + least(copy * share, length);
     *end = at + least((copy + 1) * share, length);
+    return row;
 }
 
 typedef struct piece {
     int rank;
-    int64_t begin, count;         /* elements of the state */
+    int64_t begin, count;         /* elements of the state, as it is stored */
 } piece;
 
 /* What a rank writes of state s; false: nothing. One without elements is rank 0's. */
 static bool piece_of(const layout *l, int64_t s, int rank, piece *out)
 {
     int64_t from, to, offset = l->state[s].offset, elements = l->state[s].elements;
-    part_of_unit(l->mesh, l->state[s].unit, rank, &from, &to);
+    int row = part_of_unit(l->mesh, l->state[s].unit, rank, &from, &to);
     int64_t begin = most(from - offset, 0), end = least(to - offset, elements);
-    *out = (piece){ .rank = rank, .begin = elements ? begin : 0, .count = elements ? end - begin : 0 };
+    *out = (piece){ .rank = rank, .begin = elements ? row * elements + begin : 0, .count = elements ? end - begin : 0 };
     return elements ? begin < end : rank == 0;
+}
+
+static bool is_whole(const layout *l, int64_t s, const piece *p)
+{
+    return p->count == td_shape_elements(td_state_shape(td_state_at(l->td, s)));
 }
 
 static void piece_key(const layout *l, int64_t s, const piece *p, char key[RUN_KEY])
 {
     const char *name = td_state_name(td_state_at(l->td, s));
-    if (p->count == l->state[s].elements) snprintf(key, RUN_KEY, "%s", name);
+    if (is_whole(l, s, p)) snprintf(key, RUN_KEY, "%s", name);
     else snprintf(key, RUN_KEY, "%s@%lld", name, (long long)p->begin);
 }
 
@@ -160,6 +170,18 @@ static void put_pieces(const layout *l, int64_t s, piece *pieces, td_json_writer
     td_json_close_array(w);
 }
 
+/* Blocks along a dimension that nothing stands before are in the order of the shape. */
+static void put_cut(td_json_writer *w, td_cut cut, td_shape shape)
+{
+    int64_t before = 1;
+    for (int d = 0; d < cut.dim; d++) before *= shape.dim[d];
+    if (cut.ways < 2 || before == 1) return;
+    td_json_open_object(w, "cut");
+    td_json_put_integer(w, "dim", cut.dim);
+    td_json_put_integer(w, "ways", cut.ways);
+    td_json_close_object(w);
+}
+
 static void put_state(const layout *l, int64_t index, piece *pieces, td_json_writer *w)
 {
     static const char *const kinds[] = { [TD_PARAMETER] = "parameter", [TD_BUFFER] = "buffer", [TD_MOMENT] = "moment" };
@@ -172,6 +194,7 @@ static void put_state(const layout *l, int64_t index, piece *pieces, td_json_wri
     td_json_open_array(w, "shape");
     for (int64_t d = 0; d < shape.rank; d++) td_json_put_integer(w, NULL, shape.dim[d]);
     td_json_close_array(w);
+    put_cut(w, td_state_cut(s), shape);
     put_pieces(l, index, pieces, w);
     td_json_close_object(w);
 }
@@ -251,12 +274,11 @@ static int64_t bytes_of(const layout *l, int64_t s, const piece *p)
 static bool copy_piece(const layout *l, int64_t i, const piece *p, run_snapshot *s, char *to)
 {
     td_state state = td_state_at(l->td, i);
-    bool whole = p->count == l->state[i].elements;
     piece_key(l, i, p, s->names[s->count]);
     s->entries[s->count] = (td_safetensors_entry){ .name = s->names[s->count],
                                                    .dtype = td_state_dtype(state),
                                                    .data = to,
-                                                   .shape = whole ? td_state_shape(state) : TD_SHAPE(p->count),
+                                                   .shape = is_whole(l, i, p) ? td_state_shape(state) : TD_SHAPE(p->count),
                                                    .bytes = bytes_of(l, i, p) };
     s->count++;
     return td_state_read(state, p->begin, p->count, to);

@@ -26,7 +26,11 @@ static const run_flag common_flags[] = {
     { .name = "host-ranks", .kind = RUN_COUNT, .most = 65536, .commands = RUN_PLAN,
       .help = "ranks of a host (those of --machine; else all)" },
     { .name = "strategy", .kind = RUN_TEXT,
-      .help = "single, ddp, zero1, zero2, zero3, fsdp or hsdp:SxR (single on one rank, else ddp)" },
+      .help = "single, ddp, zero1, zero2, zero3, fsdp or hsdp:SxR (single on one rank, else ddp); with +tp:T: T ranks share layers" },
+    { .name = "tensor-columns", .kind = RUN_TEXT,
+      .help = "+tp: name patterns of linear layers of which each rank has a part of the outputs, as 'h.*.mlp.c_fc'" },
+    { .name = "tensor-rows", .kind = RUN_TEXT,
+      .help = "+tp: of those of which each has a part of the inputs, as 'h.*.mlp.c_proj'" },
     { .name = "bucket-bytes", .kind = RUN_COUNT, .most = 1e15,
       .help = "ddp, zero1, zero2: gradients reduced at once (25 MiB, the first 1 MiB)" },
     { .name = "unit-elements", .kind = RUN_COUNT, .most = 1e15,
@@ -236,7 +240,8 @@ void run_check_effect(run_loop *run, const char *flag, const char *decider, cons
 
 static void check_batch(run_loop *run)
 {
-    int64_t cut = run->ranks * run->accumulate;
+    int parts = par_batch_parts(run->strategy, run->ranks);
+    int64_t cut = parts * run->accumulate;
     if (run->batch % cut == 0) return;
     if (run->flags.command == RUN_PLAN && run_flags_source(&run->flags, "batch") == RUN_DEFAULT) {
         char rounded[32];
@@ -248,8 +253,8 @@ static void check_batch(run_loop *run)
     char mend[64];
     if (below) snprintf(mend, sizeof mend, "%lld or %lld would", (long long)below, (long long)(below + cut));
     else snprintf(mend, sizeof mend, "%lld would", (long long)cut);
-    run_fail_usage(run, "--batch %lld does not divide by %d rank%s x %lld micro-batch%s: %s", (long long)run->batch,
-                   run->ranks, run->ranks == 1 ? "" : "s", (long long)run->accumulate,
+    run_fail_usage(run, "--batch %lld does not divide by %d %s%s x %lld micro-batch%s: %s", (long long)run->batch,
+                   parts, parts == run->ranks ? "rank" : "group", parts == 1 ? "" : "s", (long long)run->accumulate,
                    run->accumulate == 1 ? "" : "es", mend);
 }
 
@@ -276,6 +281,10 @@ static void check_strategy_flags(run_loop *run)
     snprintf(name, sizeof name, "%.*s", (int)strcspn(run->strategy, ":+"), run->strategy);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (!strstr(rows[i].strategies, name)) run_check_effect(run, rows[i].flag, "strategy", rows[i].strategies);
+    if (!strstr(run->strategy, "+tp:")) {
+        run_check_effect(run, "tensor-columns", "strategy", "one with +tp:T, T ranks that share layers");
+        run_check_effect(run, "tensor-rows", "strategy", "one with +tp:T, T ranks that share layers");
+    }
     const char *ranks = run->flags.command == RUN_PLAN ? "world" : "ranks";
     if (run->ranks == 1) run_check_effect(run, "reduce-dtype", ranks, "2 or more");
 }

@@ -272,20 +272,48 @@ static bool find_piece(run_loop *run, run_restore *r, td_state s, const td_json 
     return restore_broken(run, r, "%s: '%s' has another shape or dtype than manifest.json says", name, key);
 }
 
-/* Writes what piece holds of elements [from, to) of s. It must begin at *end, which moves behind it. */
-static bool copy_piece(run_loop *run, run_restore *r, td_state s, const td_json *piece, int64_t from, int64_t to,
-                       int64_t *end)
+/* How the manifest orders the elements of s; the order of the shape: ways 0. */
+static bool saved_cut(run_loop *run, const run_restore *r, td_state s, const td_json *saved, td_cut *out)
 {
+    const td_json *cut = td_json_get(saved, "cut");
+    td_shape shape = td_state_shape(s);
+    *out = (td_cut){ 0 };
+    if (!cut) return true;
+    int64_t dim = td_json_get_whole(cut, "dim", -1), ways = td_json_get_whole(cut, "ways", -1);
+    if (dim < 0 || dim >= shape.rank || ways < 1 || ways > INT32_MAX || shape.dim[dim] % ways)
+        return restore_broken(run, r, "manifest.json: '%s' cannot be cut as it says", td_state_name(s));
+    *out = (td_cut){ .ways = (int32_t)ways, .dim = (int8_t)dim };
+    return true;
+}
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* A state being filled: this rank's elements [from, to) of it in the order they are stored here, `end` of those in the order saved. */
+typedef struct filling {
+    td_state s;
+    td_cut saved, here;
+    int64_t from, to, end;
+} filling;
+
+/* Writes what piece holds of this rank's elements. It must begin at f->end, which moves behind it. */
+static bool copy_piece(run_loop *run, run_restore *r, const td_json *piece, filling *f)
+{
+    td_shape shape = td_state_shape(f->s);
     int64_t begin = td_json_get_whole(piece, "begin", -1), count = td_json_get_whole(piece, "count", -1);
-    int64_t elements = td_shape_elements(td_state_shape(s)), size = td_dtype_size(td_state_dtype(s));
-    if (begin != *end || count < 0 || count > elements - begin)
-        return restore_broken(run, r, "manifest.json: a piece of '%s' cannot be", td_state_name(s));
-    *end = begin + count;
-    int64_t first = begin > from ? begin : from, last = *end < to ? *end : to;
-    if (first >= last) return true;
-    td_safetensors_entry entry;
-    return find_piece(run, r, s, piece, count, &entry) &&
-           td_state_write(s, first, last - first, (const char *)entry.data + (first - begin) * size);
+    int64_t elements = td_shape_elements(shape), size = td_dtype_size(td_state_dtype(f->s)), alike, there, here;
+    if (begin != f->end || count < 0 || count > elements - begin)
+        return restore_broken(run, r, "manifest.json: a piece of '%s' cannot be", td_state_name(f->s));
+    f->end = begin + count;
+    td_safetensors_entry entry = { .name = NULL };
+    for (int64_t at = begin; at < f->end; at += alike) { /* what is consecutive in both orders */
+        int64_t to = td_cut_position(f->here, shape, td_cut_element(f->saved, shape, at, &there), &here);
+        alike = least(least(there, here), f->end - at);
+        int64_t first = to > f->from ? to : f->from, last = least(to + alike, f->to);
+        if (first >= last) continue;
+        if (!entry.name && !find_piece(run, r, f->s, piece, count, &entry)) return false;
+        if (!td_state_write(f->s, first, last - first, (const char *)entry.data + (at - begin + first - to) * size)) return false;
+    }
+    return true;
 }
 
 static void shape_text(td_shape shape, char *to, size_t room)
@@ -337,20 +365,23 @@ static bool same_form(run_loop *run, const run_restore *r, td_state s, const td_
 
 static bool fill_state(run_loop *run, run_restore *r, td_state s)
 {
-    int64_t index, from, to, end = 0;
+    int64_t index;
+    filling f = { .s = s };
     const td_json *saved = saved_as(r, td_state_name(s), &index);
     bool may_begin = r->begins && td_state_kind_of(s) != TD_PARAMETER; /* an optimizer's */
     if (!saved && may_begin) return true;
     if (!saved) return restore_fail(run, r, "does not hold '%s', which this model has", td_state_name(s));
     r->used[index] = true;
-    if (!same_form(run, r, s, saved) || !td_state_owned(s, &from, &to)) return false;
+    if (!same_form(run, r, s, saved) || !saved_cut(run, r, s, saved, &f.saved) || !td_state_owned(s, &f.from, &f.to)) return false;
+    f.here = td_state_cut(s);
+    if (f.here.ways == f.saved.ways && f.here.dim == f.saved.dim) f.here = f.saved = (td_cut){ 0 };
     const td_json *pieces = td_json_get(saved, "pieces");
     const td_json *piece = pieces && pieces->kind == TD_JSON_ARRAY ? pieces->first : NULL;
     for (; piece; piece = piece->next)
-        if (!copy_piece(run, r, s, piece, from, to, &end)) return false;
+        if (!copy_piece(run, r, piece, &f)) return false;
     int64_t elements = td_shape_elements(td_state_shape(s));
-    if (end == elements) return true;
-    return restore_broken(run, r, "the pieces of '%s' hold %lld of its %lld elements", td_state_name(s), (long long)end,
+    if (f.end == elements) return true;
+    return restore_broken(run, r, "the pieces of '%s' hold %lld of its %lld elements", td_state_name(s), (long long)f.end,
                           (long long)elements);
 }
 

@@ -119,6 +119,8 @@ static par_options strategy_options(const run_loop *run)
         .unit_elements = run_flags_whole(f, "unit-elements"),
         .whole_elements = whole && !whole_elements ? -1 : whole_elements,
         .units = run_flags_text(f, "units"),
+        .tensor_columns = run_flags_text(f, "tensor-columns"),
+        .tensor_rows = run_flags_text(f, "tensor-rows"),
         .keep_gathered = reshard && !strcmp(reshard, "no"),
         .prefetch = (int)run_flags_whole(f, "prefetch"),
         .offload = offload_of(run),

@@ -21,19 +21,19 @@ typedef enum clip { UNCLIPPED, CLIP_2, CLIP_INF } clip;
 typedef struct job {
     model model;
     const char *strategy, *columns, *rows;
-    int ranks, accumulate, group;             /* group: of ranks that keep what they gathered */
+    int ranks, accumulate;
     clip clip;
     td_dtype dtype;
     double dropout;
     double losses[STEPS];
     double parameters;                        /* a sum over all of them at the end, each with a weight of its own */
-    int64_t sent, calls, state_bytes, reduced; /* of the last update; reduced: calls along the tensor axis alone */
+    int64_t sent, calls, state_bytes;         /* of the last update */
     char error[512];
 } job;
 
 typedef struct net {
     td_context *td;
-    nn_linear first, up, down, out;
+    nn_linear up, down, out;
     nn_dropout drop;
     gpt gpt;
 } net;
@@ -231,4 +231,106 @@ START_TEST(test_gpt_mlp_by_columns_and_rows)
 }
 END_TEST
 
-TESTS("tensor", test_mlp_by_columns_and_rows, test_gpt_mlp_by_columns_and_rows)
+/* Queries, keys and values apart are cut by heads, which the ranks must divide: attention keeps them, and the output layer contracts
+ * them. Packed ones are correct too, but gathered: blocks of columns are no heads. Tables are cut as any other parameter. */
+START_TEST(test_whatever_is_cut_the_curve_is_the_same)
+{
+    static const struct { model model; const char *columns, *rows; } cut[] = {
+        { LLAMA, "model.layers.*.self_attn.q_proj,model.layers.*.self_attn.k_proj,model.layers.*.self_attn.v_proj,model.layers.*.mlp.up_proj,"
+                 "model.layers.*.mlp.gate_proj", "model.layers.*.self_attn.o_proj,model.layers.*.mlp.down_proj" },
+        { GPT, "h.*.attn.c_attn", "h.*.attn.c_proj" },
+        { GPT, "h.*.mlp.c_proj", "wte,h.0.mlp.c_fc" },
+        { MLP, "up.bias", "out" },
+        { MLP, "down", NULL },
+    };
+    for (size_t i = 0; i < sizeof cut / sizeof *cut; i++) {
+        job j = { .model = cut[i].model, .dtype = TD_F64, .dropout = 0.1, .ranks = 1, .strategy = "single", .clip = CLIP_2 };
+        job one = run(j);
+        j.columns = cut[i].columns, j.rows = cut[i].rows;
+        for (int w = 0; w < 2; w++) {
+            j.ranks = 4, j.strategy = w ? "fsdp+tp:2" : "ddp+tp:2";
+            job done = run(j);
+            assert_same_curve(&done, &one, 1e-10);
+        }
+    }
+}
+END_TEST
+
+/* ---- What is sent and held --------------------------------------------------------------------------------- */
+
+static int64_t all_reduce_bytes(int64_t bytes, int ranks) { return (2 * (ranks - 1) * bytes + ranks - 1) / ranks; }
+
+/* A pair of a layer cut by columns and one cut by rows takes a sum of its output (rows of this rank's group, features) in the forward, and
+ * of its input's gradient in the backward. */
+START_TEST(test_a_pair_of_layers_takes_two_sums_of_activations)
+{
+    enum { LAYERS = 2, TP = 2 };
+    int64_t activation = ROWS * LENGTH * WIDTH * 4;
+    job j = { .model = GPT, .strategy = "single+tp:2", .ranks = TP, .columns = "h.*.mlp.c_fc", .rows = "h.*.mlp.c_proj" };
+    job done = run(j);
+    ck_assert_int_eq(done.calls, 2 * LAYERS);
+    ck_assert_int_eq(done.sent, 2 * LAYERS * all_reduce_bytes(activation, TP));
+    j.accumulate = 3; /* each micro-batch a third of it */
+    done = run(j);
+    ck_assert_int_eq(done.calls, 3 * 2 * LAYERS);
+    ck_assert_int_eq(done.sent, 2 * LAYERS * all_reduce_bytes(activation, TP));
+    j.accumulate = 1;
+    j.columns = "h.*.attn.c_attn,h.*.mlp.c_fc", j.rows = "h.*.attn.c_proj,h.*.mlp.c_proj"; /* packed: gathered between, forward and backward */
+    job packed = run(j);
+    ck_assert_int_gt(packed.sent, 4 * LAYERS * all_reduce_bytes(activation, TP));
+    j.model = LLAMA;
+    j.columns = "model.layers.*.self_attn.q_proj,model.layers.*.self_attn.k_proj,model.layers.*.self_attn.v_proj,model.layers.*.mlp.up_proj,"
+                "model.layers.*.mlp.gate_proj";
+    j.rows = "model.layers.*.self_attn.o_proj,model.layers.*.mlp.down_proj";
+    job apart = run(j);
+    ck_assert_int_eq(apart.calls, 4 * LAYERS);
+    ck_assert_int_eq(apart.sent, 4 * LAYERS * all_reduce_bytes(activation, TP));
+}
+END_TEST
+
+/* Parameters and momentum of what is cut are there once among the ranks that share it, and gradients are reduced over the others only. */
+START_TEST(test_what_is_cut_is_held_in_parts)
+{
+    enum { UP = IN * HIDDEN + HIDDEN, DOWN = HIDDEN * HIDDEN, REST = HIDDEN + HIDDEN * CLASSES + CLASSES };
+    job j = { .model = MLP, .strategy = "ddp+tp:2", .ranks = 2, .columns = "up", .rows = "down" };
+    job two = run(j);
+    ck_assert_int_ge(two.state_bytes, 2 * 4 * ((UP + DOWN) / 2 + REST));
+    ck_assert_int_le(two.state_bytes, 2 * 4 * ((UP + DOWN) / 2 + REST + 6 * 32)); /* padding of six members */
+    j.ranks = 4;
+    job four = run(j);
+    int64_t gradients = four.sent - two.sent / 2; /* half the rows of activations */
+    int64_t least = all_reduce_bytes(4 * ((UP + DOWN) / 2 + REST), 2);
+    ck_assert_int_ge(gradients, least);
+    ck_assert_int_le(gradients, least + 4 * 3 * 64);
+    j.strategy = "fsdp+tp:2";
+    job sharded = run(j);
+    ck_assert_int_le(sharded.state_bytes, 2 * 4 * ((UP + DOWN) / 2 + REST + 6 * 64) / 2);
+}
+END_TEST
+
+/* ---- What cannot be ---------------------------------------------------------------------------------------- */
+
+START_TEST(test_what_cannot_be_cut_is_refused)
+{
+    static const struct { const char *strategy, *columns, *rows; int ranks; const char *text; } wrong[] = {
+        { "ddp+tp:2", NULL, NULL, 2, "strategy 'ddp+tp:2' says that 2 ranks share layers, but not which" },
+        { "ddp+tp:3", "up", "down", 4, "strategy 'ddp+tp:3' shares layers among 3 ranks each, which 4 ranks cannot be divided into" },
+        { "ddp+tp:0", "up", "down", 2, "'+tp:0' cannot be added to a strategy; +tp:T can" },
+        { "ddp+tp:2x2", "up", "down", 4, "'+tp:2x2' cannot be added to a strategy; +tp:T can" },
+        { "single+tp:2", "up", "down", 4, "strategy 'single' is for one rank; for 2 choose one of" },
+        { "hsdp:2x2+tp:2", "up", "down", 4, "strategy 'hsdp:2x2' is for 4 ranks" },
+        { "ddp+tp:3", "up", "down", 3, "ddp: 'up.weight' has 20 outputs, which 3 ranks cannot share evenly" },
+        { "ddp+tp:4", "down", "up", 4, "ddp: 'up.weight' has 6 inputs, which 4 ranks cannot share evenly" },
+        { "ddp+tp:2", "up,u*", "dawn", 2, "ddp: the row pattern 'dawn' matches no parameter; the first one is called 'up.weight'" },
+        { "ddp+tp:2", "up", "u*", 2, "ddp: 'up.weight' is named by columns and by rows; it can be shared by one of them" },
+    };
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        job done = attempt((job){ .model = MLP, .dtype = TD_F32, .strategy = wrong[i].strategy, .ranks = wrong[i].ranks,
+                                  .columns = wrong[i].columns, .rows = wrong[i].rows });
+        ck_assert_str_has(done.error, wrong[i].text);
+    }
+}
+END_TEST
+
+TESTS("tensor", test_mlp_by_columns_and_rows, test_gpt_mlp_by_columns_and_rows, test_whatever_is_cut_the_curve_is_the_same,
+      test_a_pair_of_layers_takes_two_sums_of_activations, test_what_is_cut_is_held_in_parts, test_what_cannot_be_cut_is_refused)
