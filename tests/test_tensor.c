@@ -256,6 +256,24 @@ START_TEST(test_whatever_is_cut_the_curve_is_the_same)
 }
 END_TEST
 
+/* (2, 6) in three ways along its columns: blocks of two columns one after another. */
+START_TEST(test_storage_has_blocks_one_after_another)
+{
+    static const int64_t element[] = { 0, 1, 6, 7, 2, 3, 8, 9, 4, 5, 10, 11 };
+    const td_cut columns = { .ways = 3, .dim = 1 }, rows = { .ways = 2, .dim = 0 };
+    int64_t run;
+    for (int64_t at = 0; at < 12; at++) {
+        ck_assert_int_eq(td_cut_element(columns, TD_SHAPE(2, 6), at, &run), element[at]);
+        ck_assert_int_eq(run, 2 - at % 2);
+        ck_assert_int_eq(td_cut_position(columns, TD_SHAPE(2, 6), element[at], &run), at);
+        ck_assert_int_eq(run, 2 - at % 2);
+        ck_assert_int_eq(td_cut_element(rows, TD_SHAPE(2, 6), at, &run), at);
+        ck_assert_int_eq(td_cut_position((td_cut){ 0 }, TD_SHAPE(2, 6), at, &run), at);
+        ck_assert_int_eq(run, 12 - at);
+    }
+}
+END_TEST
+
 /* ---- What is sent and held --------------------------------------------------------------------------------- */
 
 static int64_t all_reduce_bytes(int64_t bytes, int ranks) { return (2 * (ranks - 1) * bytes + ranks - 1) / ranks; }
@@ -332,5 +350,5 @@ START_TEST(test_what_cannot_be_cut_is_refused)
 }
 END_TEST
 
-TESTS("tensor", test_mlp_by_columns_and_rows, test_gpt_mlp_by_columns_and_rows, test_whatever_is_cut_the_curve_is_the_same,
+TESTS("tensor", test_mlp_by_columns_and_rows, test_gpt_mlp_by_columns_and_rows, test_whatever_is_cut_the_curve_is_the_same, test_storage_has_blocks_one_after_another,
       test_a_pair_of_layers_takes_two_sums_of_activations, test_what_is_cut_is_held_in_parts, test_what_cannot_be_cut_is_refused)
