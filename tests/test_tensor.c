@@ -323,6 +323,10 @@ START_TEST(test_what_is_cut_is_held_in_parts)
     j.strategy = "fsdp+tp:2";
     job sharded = run(j);
     ck_assert_int_le(sharded.state_bytes, 2 * 4 * ((UP + DOWN) / 2 + REST + 6 * 64) / 2);
+    j.clip = CLIP_2; /* the norm is one number, summed along each axis */
+    job clipped = run(j);
+    ck_assert_int_eq(clipped.calls - sharded.calls, 2);
+    ck_assert_int_eq(clipped.sent - sharded.sent, 2 * all_reduce_bytes(4, 2));
 }
 END_TEST
 
