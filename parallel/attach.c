@@ -13,13 +13,18 @@ static void add_axis(td_mesh *mesh, const par_axis *from, int size, int at, par_
     mesh->at[mesh->axes++] = at;
 }
 
-/* The ranks as the strategy's axes and that of shared layers, but for those of one rank. */
+/* The ranks as the strategy's axes and that of shared layers, but for those of one rank. Where groups keep what they gathered, the last
+ * of the strategy's is two, between them and within. */
 static td_mesh mesh_of(const par_chosen *chosen, int ranks, int rank, par_axis axis[TD_MAX_AXES])
 {
     td_mesh mesh = { .rank = rank, .world = ranks };
     for (int a = 0, left = ranks; a < PAR_STRATEGY_AXES && chosen->strategy->axis[a].name; a++) {
+        bool last = a + 1 == PAR_STRATEGY_AXES || !chosen->strategy->axis[a + 1].name;
+        int within = last ? chosen->group : 1, between = chosen->size[a] / within;
         left /= chosen->size[a];
-        add_axis(&mesh, &chosen->strategy->axis[a], chosen->size[a], rank / left % chosen->size[a], axis);
+        add_axis(&mesh, &chosen->strategy->axis[a], between, rank / left / within % between, axis);
+        add_axis(&mesh, &chosen->strategy->axis[a], within, rank / left % within, axis);
+        if (within > 1) mesh.name[mesh.axes - 1] = "group";
     }
     mesh.same_rows[mesh.axes] = chosen->tensor > 1; /* consecutive ranks: what they exchange is on the way of every layer */
     add_axis(&mesh, &par_tensor_axis, chosen->tensor, rank % chosen->tensor, axis);
@@ -71,6 +76,26 @@ static bool check_options(td_context *td, const par_options *o, int ranks)
     return td_error(td) == TD_OK;
 }
 
+/* What keep_group asks for. A group of all is what fsdp is anyway. */
+static bool choose_group(td_context *td, par_options *o, par_chosen *chosen)
+{
+    bool two = chosen->strategy->axis[1].name != NULL, applies = chosen->strategy->units == PAR_UNITS_PATTERN;
+    int sharing = chosen->size[two];
+    chosen->group = 1;
+    if (!applies || !o->keep_group) return true;
+    if (o->keep_group < 0 || sharing % o->keep_group) {
+        td_fail(td, TD_ERROR_USAGE, "%s: after the forward units cannot be kept by groups of %d ranks: the %d that share them cannot be divided so",
+                chosen->strategy->name, o->keep_group, sharing);
+        return false;
+    }
+    if (o->keep_group == 1) o->keep_gathered = true;
+    else if (o->keep_group < sharing) chosen->group = o->keep_group;
+    if (two && chosen->size[0] > 1 && chosen->group > 1 && chosen->tensor > 1)
+        td_fail(td, TD_ERROR_UNSUPPORTED, "%s: with +tp there is no room for groups of %d ranks that keep units after the forward; leave one of them out",
+                chosen->strategy->name, chosen->group);
+    return td_error(td) == TD_OK;
+}
+
 /* Without patterns all would be whole on every rank, and do the same. */
 static bool check_tensor(td_context *td, const par_options *o, int ranks, const char *strategy)
 {
@@ -94,11 +119,11 @@ static void tell_options(par_attached *a, td_context *td, const char *strategy, 
         for (size_t k = 0; k < sizeof row / sizeof *row; k++) table = 8 * table + (uint64_t)(row[k] + 1);
     }
     snprintf(text, sizeof text,
-             "world=%d strategy=%s table=%llx dtype=%s reduce=%s seed=%llu bucket=%lld unit=%lld whole=%lld gathered=%d prefetch=%d offload=%d "
-             "passes=%s units=%s columns=%s rows=%s %s", par_world_size(a->world), strategy, (unsigned long long)table,
+             "world=%d strategy=%s table=%llx dtype=%s reduce=%s seed=%llu bucket=%lld unit=%lld whole=%lld gathered=%d group=%d prefetch=%d "
+             "offload=%d passes=%s units=%s columns=%s rows=%s %s", par_world_size(a->world), strategy, (unsigned long long)table,
              td_dtype_name(td_compute_dtype(td)), td_dtype_name(o->reduce_dtype), (unsigned long long)td_seed(td),
-             (long long)o->bucket_bytes, (long long)o->unit_elements, (long long)o->whole_elements, o->keep_gathered, o->prefetch, o->offload,
-             *passes ? passes : "all", units, columns, rows, agreed);
+             (long long)o->bucket_bytes, (long long)o->unit_elements, (long long)o->whole_elements, o->keep_gathered, o->keep_group, o->prefetch,
+             o->offload, *passes ? passes : "all", units, columns, rows, agreed);
     *hash = par_text_hash(text);
     if (a->world->segment) par_agree_options(a->world, a->rank, text);
 }
@@ -121,7 +146,7 @@ bool par_attach(td_context *td, par_world *world, int rank, const par_options *o
     par_chosen chosen;
     if (!o.strategy) o.strategy = ranks > 1 ? "ddp" : "single";
     if (!check_rank(td, ranks, rank) || !check_options(td, &o, ranks)) return false;
-    if (!par_strategy_read(td, o.strategy, o.own, ranks, &chosen)) return false;
+    if (!par_strategy_read(td, o.strategy, o.own, ranks, &chosen) || !choose_group(td, &o, &chosen)) return false;
     par_attached *a = td_own(td, sizeof *a);
     if (!a) return false;
     *a = (par_attached){ .td = td, .world = world, .rank = rank, .options = o };
@@ -134,6 +159,7 @@ bool par_attach(td_context *td, par_world *world, int rank, const par_options *o
     };
     a->tensor_axis = chosen.tensor > 1 ? parallel.mesh.axes - 1 : -1;
     parallel.cuts = chosen.tensor > 1;
+    a->between_axis = chosen.group > 1 ? parallel.mesh.axes - 2 - (chosen.tensor > 1) : -1;
     if (!check_tensor(td, &a->options, chosen.tensor, o.strategy)) return false;
     bool runs = world->segment != NULL;
     if (!(world->mpi ? par_transport_mpi(world, rank, td, &parallel.mesh, &a->transport)

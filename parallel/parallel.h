@@ -63,6 +63,8 @@ typedef struct par_options {
     const char *tensor_columns; /* +tp: name patterns as in `units`, of linear layers whose outputs are shared: weight (out, in) and bias */
     const char *tensor_rows;    /* +tp: of those whose inputs are shared: weight (out, in); NULL: none */
     bool keep_gathered;         /* fsdp, hsdp: units stay gathered from the forward to the backward */
+    int keep_group;             /* fsdp, hsdp: from the forward to the backward units are shared by so many consecutive ranks, which divide
+                                   those that share the state: the backward gathers among them alone; 1: as keep_gathered; 0: not kept */
     int prefetch;               /* zero3, fsdp, hsdp: units gathered ahead of use; 0: 1 */
     int offload;                /* PAR_OFFLOAD_OPTIMIZER: moments; | PAR_OFFLOAD_PARAMETERS: parameters, but for those that stay whole;
                                    0: nothing. Row-sparse tables cannot be updated then. */

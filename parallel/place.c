@@ -12,6 +12,9 @@
  *
  * What computes on state in host memory as it is stored, an update or an average, does so there; all else is on the device.
  *
+ * A unit may also be kept in part: gathered between groups of ranks for the forward and left sharded within them, so that the backward
+ * gathers within a group.
+ *
  * Nothing here knows of tensor parallelism: parameters that are cut by a dimension enter sharded along it. A linear layer that
  * is cut by its outputs keeps the label, one that is cut by its inputs contracts it, and its output is partial.
  */
@@ -216,6 +219,27 @@ static td_id narrow_unit_behind(const placer *pl, td_id v)
 
 static td_id cast(placer *pl, td_id id, td_dtype dtype, const td_node *like);
 
+/* A unit gathered again for a backward, from the part that this rank's group kept of it after the forward; TD_NONE: none was kept. */
+static td_id gather_kept(placer *pl, td_id v, form form, td_placement want, const td_node *reader)
+{
+    int between = pl->a->between_axis;
+    bool is_unit = td_producer(pl->in, v)->op == &td_op_unit, backward = reader->phase & TD_BACKWARD_PHASE;
+    if (between < 0 || !is_unit || !backward || want.kind[between] != TD_REPLICATED) return TD_NONE;
+    td_id forward = find_memo(pl, v, form, want, phase_key(pl, v, reader->phase - TD_BACKWARD_PHASE))->made;
+    td_placement kept = pl->out->values[pl->map[v]].place;
+    if (forward == TD_NONE || kept.kind[between] != TD_SHARDED) return TD_NONE;
+    kept.kind[between] = TD_REPLICATED, kept.dim[between] = 0;
+    kept.memory = want.memory;
+    td_id part = par_convert(pl->out, forward, kept, reader);
+    return part == TD_NONE ? TD_NONE : par_convert(pl->out, part, want, reader);
+}
+
+static td_id fetched(placer *pl, td_id v, td_placement want, const td_node *reader)
+{
+    td_id made = gather_kept(pl, v, FORM_STORED, want, reader);
+    return made == TD_NONE ? par_convert(pl->out, pl->map[v], want, reader) : made;
+}
+
 /* The stored unit, cast and gathered: replicated, or where it is cut the row of this rank. */
 static td_id narrow_unit(placer *pl, td_id unit, const td_node *reader)
 {
@@ -225,8 +249,11 @@ static td_id narrow_unit(placer *pl, td_id unit, const td_node *reader)
     uint32_t phase = phase_key(pl, unit, reader->phase);
     td_id made = find_memo(pl, unit, FORM_NARROW, gathered, phase)->made;
     if (made != TD_NONE) return made;
-    made = cast(pl, pl->map[unit], pl->narrow.dtype[unit_number(pl, unit)], reader);
-    if (made != TD_NONE) made = par_convert(pl->out, made, gathered, reader);
+    made = gather_kept(pl, unit, FORM_NARROW, gathered, reader);
+    if (made == TD_NONE) {
+        made = cast(pl, pl->map[unit], pl->narrow.dtype[unit_number(pl, unit)], reader);
+        if (made != TD_NONE) made = par_convert(pl->out, made, gathered, reader);
+    }
     return remember(pl, unit, FORM_NARROW, gathered, phase, made) ? made : TD_NONE;
 }
 
@@ -345,9 +372,7 @@ static td_id need(placer *pl, td_id v, td_placement want, const td_node *reader)
     uint32_t phase = phase_key(pl, v, reader->phase);
     td_id made = find_memo(pl, v, FORM_STORED, want, phase)->made;
     if (made != TD_NONE) return made;
-    made = deferred                        ? make_deferred(pl, v, want, reader)
-           : is_scalar_for_host(pl, v, want) ? source(pl, v, want)
-                                             : par_convert(pl->out, pl->map[v], want, reader);
+    made = deferred ? make_deferred(pl, v, want, reader) : is_scalar_for_host(pl, v, want) ? source(pl, v, want) : fetched(pl, v, want, reader);
     return remember(pl, v, FORM_STORED, want, phase, made) ? made : TD_NONE;
 }
 

@@ -3,6 +3,7 @@
  *   - computation stays in the order recorded;
  *   - a unit's gradients are packed, added to what earlier micro-batches left, and reduced as soon as the last of them exists;
  *   - a unit is gathered `prefetch` units before its first reader, not earlier, and cast and fetched from the host for that just before;
+ *   - what a group keeps of a unit is taken as soon as that is gathered;
  *   - stores come last, as recorded.
  */
 #include "parallel/strategy.h"
@@ -100,6 +101,15 @@ static int by_key(const void *a, const void *b)
     return x->node < y->node ? -1 : x->node > y->node;
 }
 
+/* When what a gather reads is there. The part that a group keeps of a unit is taken as soon as that is gathered. */
+static double ready(scheduler *s, const td_node *gather)
+{
+    uint32_t maker = s->in->values[s->in->inputs[gather->input]].node;
+    const td_node *n = &s->in->nodes[maker];
+    if (n->op == &par_op_own_part) s->key[maker] = latest_input(s, n) + as_view;
+    return latest_input(s, gather);
+}
+
 /* What is gathered, and what else is fetched, in order of first readers; each goes before the reader of the one `prefetch` gathers ahead,
  * and what is done to it on the way just before. The small all-reduce of units' members does not count as a gather. */
 static void key_fetches(scheduler *s, int prefetch)
@@ -113,7 +123,7 @@ static void key_fetches(scheduler *s, int prefetch)
     for (uint32_t i = 0; i < count; i++) {
         uint32_t ahead = i, at = s->order[i].node;
         for (int left = prefetch; ahead && left; ahead--) left -= s->in->nodes[s->order[ahead - 1].node].op != &par_op_all_reduce;
-        double key = s->order[ahead].key - before_reader, input = latest_input(s, &s->in->nodes[at]);
+        double key = s->order[ahead].key - before_reader, input = ready(s, &s->in->nodes[at]);
         if (!s->fetches[at]) s->key[at] = key > input ? key : input + as_view;
         for (; s->fetches[at]; key -= as_view) {
             s->key[at] = key;

@@ -6,10 +6,12 @@
 
 enum { PAR_MOST_RANKS = 1 << 20 };            /* of one axis */
 
-/* A strategy, how many ranks each of its axes has, and how many share layers. */
+/* A strategy, how many ranks each of its axes has, how many consecutive ones of the last keep what they gathered for the forward (1: none
+ * do), and how many share layers. */
 typedef struct par_chosen {
     const par_strategy *strategy;
     int size[PAR_STRATEGY_AXES];
+    int group;
     int tensor;
 } par_chosen;
 extern const par_axis par_tensor_axis;
@@ -27,6 +29,7 @@ typedef struct par_attached {
     par_unit_rule units;
     par_axis axis[TD_MAX_AXES];               /* of the mesh, which leaves out the strategy's axes of one rank */
     int tensor_axis;                          /* of the mesh; -1: none */
+    int between_axis;                         /* between groups that keep what they gathered for the forward; -1: none */
     par_options options;                      /* what 0 stands for filled in */
     td_transport transport;
 } par_attached;

@@ -156,6 +156,8 @@ void run_check_effect(run_loop *run, const char *flag, const char *decider, cons
 bool run_launch(run_loop *run, char **argv);
 /* Whether this process is one of several that were started together; as which rank of how many. */
 void run_find_scheduled(run_loop *run);
+/* --reshard-after-forward as a number of ranks; 0: yes or no, -1: none of these. */
+int run_reshard_group(const run_loop *run);
 /* The world of a rank, the context, its strategy. */
 void run_enter_world(run_loop *run);
 /* CPU threads of all ranks of this machine together. */

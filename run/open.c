@@ -39,8 +39,8 @@ static const run_flag common_flags[] = {
       .help = "zero3: a parameter of so many is not sharded (a thousandth of all, 1e5 at most)" },
     { .name = "units", .kind = RUN_TEXT,
       .help = "fsdp, hsdp: name patterns, each match is gathered as one (blocks, else modules)" },
-    { .name = "reshard-after-forward", .kind = RUN_CHOICE, .choices = "yes|no", .standard = "yes",
-      .help = "fsdp, hsdp: no: what is gathered for the forward stays for the backward" },
+    { .name = "reshard-after-forward", .kind = RUN_TEXT, .standard = "yes",
+      .help = "fsdp, hsdp: no: what is gathered for the forward stays for the backward; G: sharded among G ranks" },
     { .name = "prefetch", .kind = RUN_COUNT, .standard = "1", .most = 1e6,
       .help = "zero3, fsdp, hsdp: units gathered ahead of use" },
     { .name = "offload", .kind = RUN_CHOICE, .choices = "none|optimizer|parameters|all", .standard = "none",
@@ -281,6 +281,9 @@ static void check_strategy_flags(run_loop *run)
     snprintf(name, sizeof name, "%.*s", (int)strcspn(run->strategy, ":+"), run->strategy);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (!strstr(rows[i].strategies, name)) run_check_effect(run, rows[i].flag, "strategy", rows[i].strategies);
+    if (run_reshard_group(run) < 0)
+        run_fail_usage(run, "--reshard-after-forward takes yes, no or a number of ranks that keep a unit together, not '%.80s'",
+                       run_flags_text(&run->flags, "reshard-after-forward"));
     if (!strstr(run->strategy, "+tp:")) {
         run_check_effect(run, "tensor-columns", "strategy", "one with +tp:T, T ranks that share layers");
         run_check_effect(run, "tensor-rows", "strategy", "one with +tp:T, T ranks that share layers");

@@ -107,6 +107,15 @@ static int offload_of(const run_loop *run)
     return (all || !strcmp(what, "optimizer") ? PAR_OFFLOAD_OPTIMIZER : 0) | (all || !strcmp(what, "parameters") ? PAR_OFFLOAD_PARAMETERS : 0);
 }
 
+int run_reshard_group(const run_loop *run)
+{
+    const char *text = run_flags_text(&run->flags, "reshard-after-forward");
+    char *end;
+    if (!text || !strcmp(text, "yes") || !strcmp(text, "no")) return 0;
+    long group = *text >= '1' && *text <= '9' ? strtol(text, &end, 10) : -1;
+    return group > 0 && group <= 65536 && !*end ? (int)group : -1;
+}
+
 static par_options strategy_options(const run_loop *run)
 {
     const run_flags *f = &run->flags;
@@ -122,6 +131,7 @@ static par_options strategy_options(const run_loop *run)
         .tensor_columns = run_flags_text(f, "tensor-columns"),
         .tensor_rows = run_flags_text(f, "tensor-rows"),
         .keep_gathered = reshard && !strcmp(reshard, "no"),
+        .keep_group = run_reshard_group(run),
         .prefetch = (int)run_flags_whole(f, "prefetch"),
         .offload = offload_of(run),
         .reduce_dtype = reduce && !strcmp(reduce, "bf16") ? TD_BF16 : TD_F32,

@@ -26,6 +26,7 @@ typedef struct job {
     clip clip;
     bool gpt, recompute, unrolled;
     bool gathered;                            /* units stay gathered after the forward */
+    int group;                                /* or by groups of so many ranks */
     int offload;
     double losses[STEPS];
     double parameters;                        /* a sum over all of them at the end, each with a weight of its own */
@@ -183,7 +184,7 @@ static int train(par_world *world, int rank, void *user)
     job own = *r->asked;
     td_context *td = td_open(&(td_options){ .dtype = own.dtype, .seed = 7, .threads = 1, .poison = true, .log = quiet });
     par_attach(td, world, rank, &(par_options){ .strategy = own.strategy, .bucket_bytes = 3000, .unit_elements = 500, .whole_elements = 30,
-                                                .keep_gathered = own.gathered, .offload = own.offload });
+                                                .keep_gathered = own.gathered, .keep_group = own.group, .offload = own.offload });
     net n = { 0 };
     make_net(&n, td, &own);
     opt_optimizer *opt = make_optimizer(td_root(td), &own);
@@ -226,15 +227,18 @@ static const struct { const char *strategy; int ranks; } worlds[] = {
     { "ddp", 2 },      { "ddp", 3 },      { "ddp", 4 },      { "zero1", 2 },    { "zero1", 3 },    { "zero1", 4 },
     { "zero2", 2 },    { "zero2", 3 },    { "zero2", 4 },    { "zero3", 2 },    { "zero3", 3 },    { "zero3", 4 },
     { "fsdp", 2 },     { "fsdp", 3 },     { "fsdp", 4 },     { "hsdp:2x2", 4 }, { "hsdp:2x1", 2 }, { "hsdp:1x2", 2 },
-    { "hsdp:3x1", 3 }, { "hsdp:1x3", 3 }, { "hsdp:4x1", 4 }, { "hsdp:1x4", 4 },
+    { "hsdp:3x1", 3 }, { "hsdp:1x3", 3 }, { "hsdp:4x1", 4 }, { "hsdp:1x4", 4 }, { "fsdp", 4 },     { "hsdp:4x1", 4 },
 };
-enum { WORLDS = sizeof worlds / sizeof *worlds, CHOICES = 2 * 3 * 2 }; /* accumulation, clip, recompute */
+enum { WORLDS = sizeof worlds / sizeof *worlds, GROUPED = WORLDS - 2, CHOICES = 2 * 3 * 2 }; /* accumulation, clip, recompute */
+
+/* In the last of these worlds groups of 2 keep units after the forward. */
+static inline int group_of(int world) { return world < GROUPED ? 0 : 2; }
 
 static inline job job_at(td_dtype dtype, bool gpt, int w, int c)
 {
     return (job){ .dtype = dtype, .gpt = gpt, .strategy = worlds[w].strategy, .ranks = worlds[w].ranks, .accumulate = c & 1 ? 3 : 1,
-                  .clip = (clip)(c / 2 % 3), .recompute = c >= 6, .unrolled = (w + c / 2) & 1, .gathered = (w + c) & 1,
-                  .offload = (w + c / 4) & 3 };
+                  .clip = (clip)(c / 2 % 3), .recompute = c >= 6, .unrolled = (w + c / 2) & 1, .gathered = (w + c) & 1 && !group_of(w),
+                  .group = group_of(w), .offload = (w + c / 4) & 3 };
 }
 
 #ifdef __SANITIZE_ADDRESS__

@@ -19,6 +19,7 @@ typedef struct job {
     int accumulate;
     bool clip, unrolled;                      /* all micro-batches in one step */
     bool each_parameter, keep_gathered;       /* zero3: a unit for each, but for biases, which stay whole; fsdp */
+    int group;                                /* fsdp: that keeps units after the forward */
     td_dtype reduce;
     const par_strategy *own;
     double losses[STEPS];
@@ -153,7 +154,7 @@ static int train(par_world *world, int rank, void *user)
                                             .allocator = &allocator });
     par_attach(td, world, rank, &(par_options){ .strategy = j->strategy, .own = j->own, .units = j->units, .bucket_bytes = 4096,
                                                 .unit_elements = j->each_parameter, .whole_elements = j->each_parameter ? HIDDEN : 0,
-                                                .keep_gathered = j->keep_gathered, .reduce_dtype = j->reduce });
+                                                .keep_gathered = j->keep_gathered, .keep_group = j->group, .reduce_dtype = j->reduce });
     mlp m = make_mlp(td_root(td));
     opt_optimizer *opt = opt_adamw(td_root(td), &(opt_adamw_options){ .decay = 0.01, .max_norm = j->clip ? 0.5 : 0 });
     int64_t before = 0, calls_before = 0, calls;
@@ -332,6 +333,36 @@ START_TEST(test_bytes_sent_by_zero_3_and_fsdp)
 }
 END_TEST
 
+/* Groups of 2 of 4 ranks keep what was gathered for the forward: the backward gathers a half within the group, the other is there.
+ * Gathers and scatters over all ranks are one over each of two axes. */
+START_TEST(test_bytes_sent_where_groups_keep_units)
+{
+    make_data();
+    for (int m = 1; m <= 3; m += 2) {
+        traffic t = { 0 };
+        for (int l = 0; l < 3; l++) {
+            int64_t unit = 4 * padded((weights[l] + 15) / 16 * 16 + biases[l], 4);
+            t.bytes += m * (2 * gather_bytes(unit, 4) + (l ? gather_bytes(unit, 2) : 0));
+            t.calls += m * (l ? 5 : 4);
+        }
+        job j = { .dtype = TD_F32, .accumulate = m, .clip = true, .strategy = "fsdp", .group = 2 };
+        assert_sent(j, 4, with_scalars(t, 2, 2 * m + 2)); /* losses and the norm over both axes */
+        job grouped = run(4, j);
+        j.strategy = "hsdp:4x1";
+        ck_assert_int_eq(run(4, j).sent_per_update, grouped.sent_per_update);
+        static const struct { int group; bool gathered; } same[] = { { 1, true }, { 4, false } };
+        for (int i = 0; i < 2; i++) {
+            j = (job){ .dtype = TD_F32, .accumulate = m, .clip = true, .strategy = "fsdp", .group = same[i].group };
+            job by_number = run(4, j);
+            j.group = 0, j.keep_gathered = same[i].gathered;
+            job by_name = run(4, j);
+            ck_assert_int_eq(by_number.sent_per_update, by_name.sent_per_update);
+            ck_assert_int_eq(by_number.calls_per_update, by_name.calls_per_update);
+        }
+    }
+}
+END_TEST
+
 /* fsdp within groups of 2; the shards' sums across the 2 groups once an update. */
 START_TEST(test_bytes_sent_by_hsdp)
 {
@@ -429,7 +460,7 @@ static int train_deep(par_world *world, int rank, void *user)
     run_of *r = user;
     td_context *td = td_open(&(td_options){ .seed = 7, .threads = 1, .poison = true });
     par_attach(td, world, rank, &(par_options){ .strategy = r->asked->strategy, .bucket_bytes = 4 * WIDTH * WIDTH,
-                                                .keep_gathered = r->asked->keep_gathered });
+                                                .keep_gathered = r->asked->keep_gathered, .keep_group = r->asked->group });
     nn_linear layer[DEEP];
     for (int l = 0; l < DEEP; l++) {
         char name[24];
@@ -475,6 +506,8 @@ START_TEST(test_what_fsdp_gathers_is_three_units_at_most)
     }
     int64_t kept = deep_step_bytes((job){ .strategy = "fsdp", .accumulate = 1, .keep_gathered = true });
     ck_assert_int_gt(kept, all); /* they are there when the backward begins */
+    int64_t half = deep_step_bytes((job){ .strategy = "fsdp", .accumulate = 1, .group = 2 });
+    ck_assert_msg(half > all / 2 && half <= all / 2 + all / 4 + 3 * unit + rest, "%lld bytes, units have %lld", (long long)half, (long long)all);
 }
 END_TEST
 
@@ -577,6 +610,10 @@ START_TEST(test_strategies_that_cannot_be_are_refused)
     };
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
         assert_refused((job){ .strategy = wrong[i].strategy, .accumulate = 1 }, wrong[i].ranks, wrong[i].text);
+    assert_refused((job){ .strategy = "fsdp", .accumulate = 1, .group = 3 }, 4,
+                   "fsdp: after the forward units cannot be kept by groups of 3 ranks: the 4 that share them cannot be divided so");
+    assert_refused((job){ .strategy = "hsdp:2x2", .accumulate = 1, .group = 4 }, 4,
+                   "hsdp: after the forward units cannot be kept by groups of 4 ranks: the 2 that share them cannot be divided so");
 }
 END_TEST
 
@@ -599,7 +636,8 @@ START_TEST(test_a_table_is_a_strategy)
 END_TEST
 
 TESTS("strategies", test_unrolled_accumulation_is_the_same, test_the_schedule_changes_no_result, test_bytes_sent_by_ddp_and_zero_1_and_2,
-      test_gradients_reduced_in_bf16_are_half_the_bytes, test_bytes_sent_by_zero_3_and_fsdp, test_bytes_sent_by_hsdp,
+      test_gradients_reduced_in_bf16_are_half_the_bytes, test_bytes_sent_by_zero_3_and_fsdp, test_bytes_sent_where_groups_keep_units,
+      test_bytes_sent_by_hsdp,
       test_each_rank_does_only_its_part, test_bytes_of_state_are_the_formulas, test_fsdp_on_four_ranks_holds_a_third_of_ddps_state,
       test_the_planned_peak_is_what_was_allocated, test_what_fsdp_gathers_is_three_units_at_most,
       test_zero_1_and_2_scatter_gradients_in_the_backward, test_gradients_of_micro_batches_do_not_pile_up,
