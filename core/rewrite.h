@@ -146,7 +146,7 @@ enum { TD_CALL_OUTPUTS = 8 };
 TD_API bool td_call_fail(const td_call *call, const char *format, ...) TD_PRINTF(2, 3);
 
 /* How a node's dimensions share labels: a label in an input and an output is kept, one only in inputs is contracted
- * (the output is a sum over it), 0 is blocked: never sharded. Inputs past the last row use the last row. */
+ * (the output is a sum over it), 0 is blocked: never sharded; labels are below TD_RULE_LABELS. Inputs past the last row use the last row. */
 enum { TD_RULE_INPUTS = 4, TD_RULE_OUTPUTS = 2 };
 typedef enum td_partial_rule {
     TD_PARTIAL_NONE,                          /* a sum yet to be taken must be taken before */
@@ -158,7 +158,7 @@ typedef struct td_place_rule {
     int8_t in[TD_RULE_INPUTS][TD_MAX_DIMS];
     int8_t out[TD_RULE_OUTPUTS][TD_MAX_DIMS];
     int64_t even[TD_RULE_LABELS];             /* by label: sharded only among ranks that divide it; 0: any */
-    uint32_t added;                           /* bit i: input i is a term of the sum over a contracted label: counted once where it is sharded */
+    uint32_t added;                           /* bit i: input i is a term of the sum over a contracted label, which counts once if that is sharded */
     td_partial_rule partial;
 } td_place_rule;
 
@@ -317,7 +317,8 @@ TD_API td_cut td_state_cut(td_state s);
  * and back; *run: from there so many are consecutive in both. */
 TD_API int64_t td_cut_element(td_cut cut, td_shape shape, int64_t at, int64_t *run);
 TD_API int64_t td_cut_position(td_cut cut, td_shape shape, int64_t element, int64_t *run);
-/* A unit's value is flat (elements); of one whose members are cut, a row of their blocks for each rank of the axis (ways, elements / ways). */
+/* A unit's value is flat (elements); that of one whose members are cut has a row of their blocks for each rank of the axis:
+ * (ways, elements / ways). */
 typedef struct td_unit {
     td_state_kind kind;
     td_dtype dtype;
@@ -457,9 +458,13 @@ TD_API td_dtype td_compute_dtype(const td_context *td);     /* of matrix product
 TD_API bool td_is_eager(const td_context *td);
 TD_API const char *td_passes(const td_context *td);          /* rewrites left out, as options.passes or TD_PASSES; "" */
 
-/* Collectives among the ranks of one mesh axis. Counts are elements of one rank's part; buffers may be in place where
- * noted. Each returns false after it has said why through `fail` (a rank died, a deadline passed). Sums are taken in
- * rank order. `bytes` of a call sent by one rank, ring-optimal, are counted in `sent`. */
+/* Axes `first` to `last` of a mesh as one, as collectives take it; the ranks along it are in the order of their numbers. An axis alone
+ * is its own number. */
+static inline int td_axes(int first, int last) { return first | (last - first) << 8; }
+
+/* Collectives among the ranks of one mesh axis, or of several that follow one another (td_axes). Counts are elements of one rank's part;
+ * buffers may be in place where noted. Each returns false after it has said why through `fail` (a rank died, a deadline passed). Sums are
+ * taken in rank order. `bytes` of a call sent by one rank, ring-optimal, are counted in `sent`. */
 typedef struct td_transport {
     void *self;
     const char *name;

@@ -152,7 +152,9 @@ bool par_attach(td_context *td, par_world *world, int rank, const par_options *o
     *a = (par_attached){ .td = td, .world = world, .rank = rank, .options = o };
     a->name = chosen.strategy->name;
     a->units = chosen.strategy->units;
-    if (!own_text(td, &a->options.units) || !own_text(td, &a->options.tensor_columns) || !own_text(td, &a->options.tensor_rows)) return false;
+    const char **texts[] = { &a->options.units, &a->options.tensor_columns, &a->options.tensor_rows };
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        if (!own_text(td, texts[i])) return false;
     td_parallel parallel = {
         .self = a, .mesh = mesh_of(&chosen, ranks, rank, a->axis), .unit_multiple = ranks,
         .choose_units = par_choose_units, .place = par_place_pass, .schedule = par_schedule_pass, .failed = failed,

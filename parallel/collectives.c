@@ -7,9 +7,9 @@
  *     count_once       replicated -> partial: the value on the axis' first rank, zeros on the others
  *     own_members      sharded    -> partial: some ranges of flat values, side by side; what this rank has of them, zeros elsewhere
  *
- * Each but the last works on one mesh axis. A part along a dimension that nothing stands before, the first say, is consecutive memory;
- * along another the parts are put together, or taken apart, in the workspace. Failures of the transport are in the context when it
- * returns.
+ * Each but the last works on one mesh axis, the first three also on several that follow one another. A part along a dimension that
+ * nothing stands before, the first say, is consecutive memory; along another the parts are put together, or taken apart, in the
+ * workspace. Failures of the transport are in the context when it returns.
  */
 #include "parallel/strategy.h"
 
@@ -17,7 +17,15 @@
 #include <string.h>
 
 static const par_collective_attr *attr_of(const td_kernel *k) { return k->attr; }
-static int ranks_of(const td_kernel *k) { return k->run->mesh->size[attr_of(k)->axis]; }
+static int axes_of(const td_kernel *k) { return td_axes(attr_of(k)->axis, attr_of(k)->last); }
+
+static int ranks_of(const td_kernel *k)
+{
+    int ranks = 1;
+    for (int a = attr_of(k)->axis; a <= attr_of(k)->last; a++) ranks *= k->run->mesh->size[a];
+    return ranks;
+}
+
 static int64_t elements(const td_arg *a) { return td_shape_elements(a->shape); }
 static size_t bytes_of(const td_arg *a) { return (size_t)(elements(a) * td_dtype_size(a->dtype)); }
 
@@ -25,7 +33,9 @@ static void print_axis(const td_program *p, const td_node *n, char *to, size_t r
 {
     const par_collective_attr *a = td_node_attr(p, n);
     const td_mesh *mesh = td_context_mesh(p->td);
-    snprintf(to, room, "%s of %d", mesh->name[a->axis], mesh->size[a->axis]);
+    size_t at = 0;
+    for (int i = a->axis; i <= a->last && at < room; i++)
+        at += (size_t)snprintf(to + at, room - at, "%s%s of %d", i > a->axis ? ", " : "", mesh->name[i], mesh->size[i]);
 }
 
 
@@ -68,7 +78,7 @@ static void all_reduce_cpu(const td_kernel *k)
 {
     const td_transport *t = k->run->transport;
     if (k->out[0].data != k->in[0].data) memcpy(k->out[0].data, k->in[0].data, bytes_of(&k->in[0]));
-    t->all_reduce(t->self, attr_of(k)->axis, k->out[0].data, elements(&k->out[0]), k->out[0].dtype);
+    t->all_reduce(t->self, axes_of(k), k->out[0].data, elements(&k->out[0]), k->out[0].dtype);
 }
 
 static td_cost all_reduce_cost(const td_kernel *k)
@@ -93,7 +103,7 @@ static void reduce_scatter_cpu(const td_kernel *k)
         for (int r = 0; r < ranks_of(k); r++) copy_part(&p, r, k->in[0].data, (char *)k->workspace + r * p.outer * p.part, false);
         from = k->workspace;
     }
-    t->reduce_scatter(t->self, attr_of(k)->axis, from, k->out[0].data, elements(&k->out[0]), k->out[0].dtype);
+    t->reduce_scatter(t->self, axes_of(k), from, k->out[0].data, elements(&k->out[0]), k->out[0].dtype);
 }
 
 static td_cost reduce_scatter_cost(const td_kernel *k)
@@ -115,7 +125,7 @@ static void all_gather_cpu(const td_kernel *k)
     parts p = parts_of(k, &k->out[0]);
     bool apart = p.outer > 1 && elements(&k->in[0]);
     char *to = apart ? k->workspace : k->out[0].data;
-    if (!t->all_gather(t->self, attr_of(k)->axis, k->in[0].data, to, elements(&k->in[0]), k->in[0].dtype) || !apart) return;
+    if (!t->all_gather(t->self, axes_of(k), k->in[0].data, to, elements(&k->in[0]), k->in[0].dtype) || !apart) return;
     for (int r = 0; r < ranks_of(k); r++) copy_part(&p, r, k->out[0].data, to + r * p.outer * p.part, true);
 }
 

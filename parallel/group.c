@@ -7,7 +7,7 @@
 
 enum {
     BLOCK = 512, /* elements summed at once: the sums stay in L1 */
-    WORLD_SLOT = TD_MAX_AXES,
+    WORLD_SLOT = PAR_SLOTS - 1,
 };
 
 par_area *par_group_area(const par_group *g, int member)
@@ -47,27 +47,32 @@ bool par_group_same(const par_group *g, int member)
 
 /* ---- Calls ----------------------------------------------------------------------------------------------- */
 
-static bool find_group(par_local *me, int axis, par_group *g)
+/* `axes` as td_axes makes it. */
+static bool find_group(par_local *me, int axes, par_group *g)
 {
     const td_mesh *mesh = &me->mesh;
-    if (axis < 0 || axis >= mesh->axes) {
-        td_fail(me->td, TD_ERROR_PARALLEL, "there is no mesh axis %d: the mesh has %d", axis, mesh->axes);
+    int first = axes & 0xFF, last = first + (axes >> 8);
+    if (axes < 0 || last >= mesh->axes) {
+        td_fail(me->td, TD_ERROR_PARALLEL, "there is no mesh axis %d: the mesh has %d", axes < 0 ? axes : last, mesh->axes);
         return false;
     }
-    int stride = 1;
-    for (int a = mesh->axes - 1; a > axis; a--) stride *= mesh->size[a];
-    *g = (par_group){ .me = me, .slot = axis, .size = mesh->size[axis], .at = mesh->at[axis], .stride = stride };
-    g->first = me->rank - g->at * stride;
+    *g = (par_group){ .me = me, .slot = last > first ? TD_MAX_AXES + first + last - 1 : first, .size = 1, .stride = 1 };
+    for (int a = first; a <= last; a++) {
+        g->size *= mesh->size[a];
+        g->at = g->at * mesh->size[a] + mesh->at[a];
+    }
+    for (int a = last + 1; a < mesh->axes; a++) g->stride *= mesh->size[a];
+    g->first = me->rank - g->at * g->stride;
     return true;
 }
 
 /* Where one axis is the whole world, barriers meet there too: one that pairs with another call is noticed at once. */
-bool par_group_begin(void *self, int axis, par_meeting meeting, par_group *g)
+bool par_group_begin(void *self, int axes, par_meeting meeting, par_group *g)
 {
     par_local *me = self;
     if (meeting.kind == PAR_BARRIER && me->mesh.axes > 1)
         *g = (par_group){ .me = me, .slot = WORLD_SLOT, .size = me->world->ranks, .at = me->rank, .stride = 1 };
-    else if (!find_group(me, axis, g)) return false;
+    else if (!find_group(me, axes, g)) return false;
     par_area *area = par_group_area(g, g->at);
     me->called = par_seconds();
     atomic_fetch_add(&area->calls, 1);

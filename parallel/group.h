@@ -6,7 +6,7 @@
 
 #include "parallel/world.h"
 
-/* The ranks of one mesh axis that share this rank's coordinates on all others, or the whole world. */
+/* The ranks of one mesh axis, or of several in a row, that share this rank's coordinates on all others; or the whole world. */
 typedef struct par_group {
     par_local *me;
     int slot;
@@ -19,7 +19,7 @@ par_area *par_group_area(const par_group *g, int member);
 uint32_t par_group_meetings(const par_group *g); /* that this rank has come to */
 
 /* Finds the group and says where this rank is now. `self` is a par_local. */
-bool par_group_begin(void *self, int axis, par_meeting meeting, par_group *g);
+bool par_group_begin(void *self, int axes, par_meeting meeting, par_group *g);
 /* Counts what was sent. Where a call failed stays written, for the launcher to tell. Returns true. */
 bool par_group_finish(const par_group *g);
 /* Whether the member has come to the same as this rank: a pair of different calls would hang or mix up data. */

@@ -28,9 +28,9 @@ static par_call call_of(const td_mesh *mesh, const td_planned_call *planned)
     par_call call = { .task = planned->task, .waits_for = planned->waits_for, .waits_for_copy = planned->waits_for_copy,
                       .kind = kind_of(planned->op), .ranks = 1, .stride = 1 };
     if (call.kind == PAR_COMPUTES || call.kind == PAR_COPIES) return call;
-    int axis = ((const par_collective_attr *)planned->attr)->axis;
-    call.ranks = mesh->size[axis];
-    for (int a = axis + 1; a < mesh->axes; a++) call.stride *= mesh->size[a];
+    const par_collective_attr *attr = planned->attr;
+    for (int a = attr->axis; a <= attr->last; a++) call.ranks *= mesh->size[a];
+    for (int a = attr->last + 1; a < mesh->axes; a++) call.stride *= mesh->size[a];
     return call;
 }
 

@@ -29,7 +29,8 @@ enum { STRATEGIES = sizeof strategies / sizeof *strategies };
 /* What is not cut along it is whole on each of its ranks. */
 const par_axis par_tensor_axis = { "tensor", R, R, R, R, R };
 
-static const char all[] = "single, ddp, zero1, zero2, zero3, fsdp, hsdp:SxR, and with +tp:T", several[] = "ddp, zero1, zero2, zero3, fsdp, hsdp:SxR";
+static const char all[] = "single, ddp, zero1, zero2, zero3, fsdp, hsdp:SxR, and with +tp:T",
+                  several[] = "ddp, zero1, zero2, zero3, fsdp, hsdp:SxR";
 
 const char *par_strategy_names_for_ranks(void) { return several; }
 

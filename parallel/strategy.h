@@ -64,7 +64,7 @@ uint32_t par_state_of_part(const td_program *p, td_id part);
 td_id par_own_members(td_program *p, const par_narrow *narrow, const td_id *unit_values, const td_node *reader);
 
 /* ---- Collectives as operations (collectives.c) */
-typedef struct par_collective_attr { int32_t axis, dim; } par_collective_attr;
+typedef struct par_collective_attr { int32_t axis, last, dim, pad; } par_collective_attr; /* over axes `axis` to `last` of the mesh */
 /* par_op_own_members: ranges of flat sharded inputs, each at an offset of the output. */
 typedef struct par_member_range { int64_t input, from, to, elements; } par_member_range;
 extern const td_op par_op_all_reduce, par_op_reduce_scatter, par_op_all_gather, par_op_own_part, par_op_count_once, par_op_own_members;

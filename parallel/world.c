@@ -32,7 +32,7 @@ static int64_t staging_begin(int ranks)
 void *par_staging(const par_world *world, int rank, int slot, unsigned parity)
 {
     const par_segment *s = world->segment;
-    int64_t index = (int64_t)rank * TD_MAX_AXES + slot;
+    int64_t index = (int64_t)rank * (PAR_SLOTS - 1) + slot; /* barriers stage nothing */
     return (char *)world->segment + staging_begin(s->ranks) + index * s->staging_bytes +
            (parity & 1) * (s->staging_bytes / 2);
 }
@@ -53,7 +53,7 @@ bool par_segment_open(par_world *world, int ranks, const par_world_options *opti
         return false;
     }
     int64_t staging = whole_pages(asked == 0 ? STAGING_BYTES : asked < STAGING_LEAST ? STAGING_LEAST : asked);
-    int64_t bytes = staging_begin(ranks) + (int64_t)ranks * TD_MAX_AXES * staging;
+    int64_t bytes = staging_begin(ranks) + (int64_t)ranks * (PAR_SLOTS - 1) * staging;
     int file = -1;
     if (fd) {
         file = memfd_create("tandem", MFD_CLOEXEC);

@@ -1,6 +1,6 @@
 /* Inside parallel/: the memory that the ranks of one machine share, and how they wait for one another.
  *
- * A world is one mapping: a head, an area a rank, and a staging buffer a rank and mesh axis. Threads share it as it is,
+ * A world is one mapping: a head, an area a rank, and a staging buffer a rank and slot. Threads share it as it is,
  * processes by a file descriptor that has no name, so nothing is left behind however they end. What another rank reads
  * is published by an atomic store after it (release and acquire), or is read and written as atomic words.
  *
@@ -16,7 +16,8 @@
 
 enum {
     PAR_MAX_RANKS = 256,          /* of one machine */
-    PAR_SLOTS = TD_MAX_AXES + 1,  /* what ranks meet on: a mesh axis each, and last the whole world (barriers) */
+    PAR_SLOTS = TD_MAX_AXES + TD_MAX_AXES * (TD_MAX_AXES - 1) / 2 + 1, /* what ranks meet on: a mesh axis each, several in a row, and
+                                                                          last the whole world (barriers) */
     PAR_POSTS = 64,               /* steps of which posts are kept */
     PAR_RECORDINGS = 32,          /* recordings of which the text is kept */
     PAR_LINES = 4096,             /* operations kept of one recording */

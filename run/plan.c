@@ -126,7 +126,8 @@ static void say_estimate(run_loop *run, const run_machine *m, const run_planned 
 static void say_plan(run_loop *run, const run_machine *m, const run_planned *p)
 {
     run_say(run, "%s, %s, %s on %d rank%s, batch %lld (%lld rows a rank): one rank", run->name,
-            run_flags_text(&run->flags, "dtype"), p->strategy, p->ranks, p->ranks == 1 ? "" : "s", (long long)p->batch, (long long)p->batch / par_batch_parts(p->strategy, p->ranks));
+            run_flags_text(&run->flags, "dtype"), p->strategy, p->ranks, p->ranks == 1 ? "" : "s", (long long)p->batch,
+            (long long)p->batch / par_batch_parts(p->strategy, p->ranks));
     say_memory(run, p);
     run_say(run, "  computes  %.3f GFLOP, moves %.1f MiB, in %lld calls of %lld recorded operations", 1e-9 * (double)p->report.flops,
             (double)p->report.bytes_moved / (1 << 20), (long long)p->report.calls, (long long)p->report.nodes);

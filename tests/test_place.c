@@ -284,14 +284,14 @@ START_TEST(test_the_least_is_sent)
 {
     const int64_t whole = WALK_ROWS * WALK_COLUMNS * 8, begin = 3 * whole / 4;
     static const struct { int to; int64_t bytes; } rows[] = {
-        { 3 * 4 + 3, 0 },                     /* stays; then each axis an all-reduce: 2 x 1/2 of the whole */
+        { 3 * 4 + 3, 0 },                     /* stays; then an all-reduce over both axes: 2 x 3/4 of the whole */
         { 0 * 4 + 1, 576 + 576 },         /* to all across, to parts in the group: half is scattered, the half all-reduced */
         { 1 * 4 + 0, 576 + 576 },
     };
     for (int i = 0; i < 3; i++) {
         walk w = { .ranks = 4 };
         for (int k = 0; k < WALK; k++) w.at[k] = placement(k ? rows[i].to : 15);
-        int64_t end = i ? whole / 2 : 2 * whole; /* gathered again, or summed */
+        int64_t end = i ? whole / 2 : 3 * whole / 2; /* gathered again, or summed */
         ck_assert_int_eq(walked(&w), begin + rows[i].bytes + end);
     }
 }

@@ -7,7 +7,7 @@
 #define SHELL_FOLDER "tensor_cli"
 #include "tests/shell.h"
 
-#define SIZES "--layers 1 --heads 2 --width 16 --context 8 --batch 4 --dtype f64 --threads 1 --dropout 0.1 --tokenizer bytes "
+#define SIZES "--layers 1 --heads 2 --width 16 --context 8 --batch 4 --dtype f64 --threads 1 --dropout 0.1 --ema 0.5 --tokenizer bytes "
 #define CUT " --tensor-columns 'h.*.mlp.c_fc' --tensor-rows 'h.*.mlp.c_proj'"
 #define CUT_BACK " --tensor-columns 'h.*.mlp.c_proj' --tensor-rows 'h.*.mlp.c_fc'"
 
