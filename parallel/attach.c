@@ -26,7 +26,7 @@ static td_mesh mesh_of(const par_chosen *chosen, int ranks, int rank, par_axis a
         add_axis(&mesh, &chosen->strategy->axis[a], within, rank / left % within, axis);
         if (within > 1) mesh.name[mesh.axes - 1] = "group";
     }
-    mesh.same_rows[mesh.axes] = chosen->tensor > 1; /* consecutive ranks: what they exchange is on the way of every layer */
+    if (chosen->tensor > 1) mesh.same_rows[mesh.axes] = true; /* consecutive ranks: what they exchange is on the way of every layer */
     add_axis(&mesh, &par_tensor_axis, chosen->tensor, rank % chosen->tensor, axis);
     return mesh;
 }
@@ -91,8 +91,8 @@ static bool choose_group(td_context *td, par_options *o, par_chosen *chosen)
     if (o->keep_group == 1) o->keep_gathered = true;
     else if (o->keep_group < sharing) chosen->group = o->keep_group;
     if (two && chosen->size[0] > 1 && chosen->group > 1 && chosen->tensor > 1)
-        td_fail(td, TD_ERROR_UNSUPPORTED, "%s: with +tp there is no room for groups of %d ranks that keep units after the forward; leave one of them out",
-                chosen->strategy->name, chosen->group);
+        td_fail(td, TD_ERROR_UNSUPPORTED, "%s: with +tp there is no room for groups of %d ranks that keep units after the forward; leave one of "
+                "them out", chosen->strategy->name, chosen->group);
     return td_error(td) == TD_OK;
 }
 

@@ -349,6 +349,14 @@ START_TEST(test_bytes_sent_where_groups_keep_units)
         job grouped = run(4, j);
         j.strategy = "hsdp:4x1";
         ck_assert_int_eq(run(4, j).sent_per_update, grouped.sent_per_update);
+        traffic three = { 0 }; /* axes: between copies of the state, between groups, within */
+        for (int l = 0; l < 3; l++) {
+            int64_t unit = 4 * padded((weights[l] + 15) / 16 * 16 + biases[l], 8);
+            three.bytes += m * (2 * gather_bytes(unit, 4) + (l ? gather_bytes(unit, 2) : 0)) + all_reduce_bytes(unit / 4, 2);
+            three.calls += m * (l ? 3 : 2) + 1;
+        }
+        j.strategy = "hsdp:4x2";
+        assert_sent(j, 8, with_scalars(with_scalars(three, 8, m), 4, 1));
         static const struct { int group; bool gathered; } same[] = { { 1, true }, { 4, false } };
         for (int i = 0; i < 2; i++) {
             j = (job){ .dtype = TD_F32, .accumulate = m, .clip = true, .strategy = "fsdp", .group = same[i].group };
