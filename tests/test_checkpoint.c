@@ -59,9 +59,10 @@ static double number_in(const char *file, const char *name)
 
 START_TEST(test_every_rank_writes_its_share)
 {
+#define SHARED " --tensor-columns net.0 --tensor-rows net.3"
     static const struct { const char *strategy; int ranks; } worlds[] = {
         { "ddp", 4 },  { "zero1", 3 },    { "zero2", 2 },    { "zero3 --whole-elements 200", 4 },
-        { "fsdp", 3 }, { "hsdp:2x2", 4 }, { "hsdp:1x3", 3 },
+        { "fsdp", 3 }, { "hsdp:2x2", 4 }, { "hsdp:1x3", 3 }, { "ddp+tp:2" SHARED, 4 }, { "fsdp+tp:2" SHARED, 4 },
     };
     static const char flags[] = "--task regress --hidden 128,131 --batch 36 --dtype f64 --threads 1";
     ck_assert_sh(0, "rm -rf one; $MLP train %s --steps 2 --out one", flags);
@@ -94,17 +95,22 @@ static const struct { const char *strategy; int ranks; } worlds[] = {
     { "single", 1 },   { "ddp", 2 },      { "ddp", 3 },      { "ddp", 4 },      { "zero1", 2 },    { "zero1", 3 },    { "zero1", 4 },
     { "zero2", 2 },    { "zero2", 3 },    { "zero2", 4 },    { "zero3", 2 },    { "zero3", 3 },    { "zero3", 4 },    { "fsdp", 2 },
     { "fsdp", 3 },     { "fsdp", 4 },     { "hsdp:2x2", 4 }, { "hsdp:1x2", 2 }, { "hsdp:3x1", 3 },
+    { "ddp+tp:2", 2 }, { "ddp+tp:2", 4 }, { "zero1+tp:2", 4 }, { "fsdp+tp:2", 4 },
 };
 enum { WORLDS = sizeof worlds / sizeof *worlds };
 
+/* The layers that +tp shares: those that are 22 wide, or an MLP's. Rows are saved in another order than that of their shape. */
+static const char mlp_shared[] = "--tensor-columns net.3 --tensor-rows net.6",
+                  gpt_shared[] = "--tensor-columns 'h.*.mlp.c_fc' --tensor-rows 'h.*.mlp.c_proj'";
+
 /* "--ranks 4 --strategy zero3 ..." with units small enough that there are several. */
-static const char *world_flags(int w)
+static const char *world_flags(int w, const char *shared)
 {
-    static char text[160];
+    static char text[240];
     const char *strategy = worlds[w].strategy, *units = "";
-    if (!strcmp(strategy, "ddp") || !strcmp(strategy, "zero1") || !strcmp(strategy, "zero2")) units = "--bucket-bytes 3000";
+    if (!strncmp(strategy, "ddp", 3) || !strncmp(strategy, "zero1", 5) || !strcmp(strategy, "zero2")) units = "--bucket-bytes 3000";
     if (!strcmp(strategy, "zero3")) units = "--unit-elements 500 --whole-elements 30";
-    snprintf(text, sizeof text, "--ranks %d --strategy %s %s", worlds[w].ranks, strategy, units);
+    snprintf(text, sizeof text, "--ranks %d --strategy %s %s %s", worlds[w].ranks, strategy, units, strchr(strategy, '+') ? shared : "");
     return text;
 }
 
@@ -152,21 +158,21 @@ static bool is_saved(int from, int every) { return check_all() || from % every =
 static bool is_loaded(int from, int to) { return check_all() || to == (from * 7 + 3) % WORLDS; }
 
 /* program: "$MLP"; flags: of its training. */
-static void check_worlds(const char *program, const char *flags, int every)
+static void check_worlds(const char *program, const char *flags, const char *shared, int every)
 {
     ck_assert_sh(0, "rm -rf whole; %s train %s --steps %d --schedule-steps 9 --out whole", program, flags, ENDS);
     curve whole = read_curve("whole");
     for (int from = 0; from < WORLDS; from++) {
         if (!is_saved(from, every)) continue;
         ck_assert_sh(0, "rm -rf saved; %s train %s --steps %d --schedule-steps 9 --out saved %s", program, flags, SAVED,
-                     world_flags(from));
+                     world_flags(from, shared));
         for (int to = 0; to < WORLDS; to++) {
             if (!is_loaded(from, to)) continue;
             char who[160];
             snprintf(who, sizeof who, "%s on %d ranks to %s on %d", worlds[from].strategy, worlds[from].ranks, worlds[to].strategy,
                      worlds[to].ranks);
             ck_assert_sh(0, "rm -rf loaded; cp -r saved loaded; %s train --resume --out loaded --steps %d %s", program, ENDS,
-                         world_flags(to));
+                         world_flags(to, shared));
             curve loaded = read_curve("loaded");
             assert_same_curve(&loaded, &whole, 1, ENDS, who);
         }
@@ -178,7 +184,7 @@ static void check_worlds(const char *program, const char *flags, int every)
 START_TEST(test_mlp_goes_on_in_any_world)
 {
     make_table();
-    check_worlds("$MLP", TABLE "--hidden 37,23 " SCHEDULED, 2);
+    check_worlds("$MLP", TABLE "--hidden 37,22 " SCHEDULED, mlp_shared, 2);
 }
 END_TEST
 
@@ -197,7 +203,7 @@ START_TEST(test_gpt_goes_on_in_any_world)
 {
     make_text();
     check_worlds("$GPT", "--data text.txt --layers 2 --heads 3 --width 21 --context 7 --dropout 0.1 --batch 36 --dtype f64 --threads 1 "
-                         "--log-every 1 " SCHEDULED, 5);
+                         "--log-every 1 " SCHEDULED, gpt_shared, 5);
     ck_assert_sh(0, "grep -c '\"shape\":.67,21.' loaded/checkpoints/step-5/manifest.json");
 }
 END_TEST
@@ -207,7 +213,7 @@ END_TEST
 /* The disk of the program that follows, of what lies in OUT/checkpoints. */
 #define ON_DISK "ASAN_OPTIONS=$ASAN_OPTIONS:verify_asan_link_order=0 LD_PRELOAD='" DISK "' DISK_PATH=/checkpoints "
 #define SLOW(ms) ON_DISK "DISK_DELAY_MS=" #ms " "
-#define SMALL "$MLP train " TABLE "--hidden 37,23 " SCHEDULED "--schedule-steps 9 "
+#define SMALL "$MLP train " TABLE "--hidden 37,22 " SCHEDULED "--schedule-steps 9 "
 
 static int lines_of(const char *text, const char *with)
 {
@@ -380,7 +386,7 @@ START_TEST(test_killed_at_any_point_of_a_save_the_last_one_loads)
         char who[256];
         snprintf(who, sizeof who, "'%s', killed before call %d of %d of rank %d: %.120s", d->world, at, last, d->rank, out_text);
         int w = (k * 5 + 2) % WORLDS;
-        int status = sh("$MLP train --resume --steps 8 --out killed %s", world_flags(w));
+        int status = sh("$MLP train --resume --steps 8 --out killed %s", world_flags(w, mlp_shared));
         ck_assert_msg(status == 0, "%s: %s", who, err_text);
         ck_assert_sh(0, "! ls -d killed/checkpoints/.step-*");
         curve killed = read_curve("killed");
@@ -402,16 +408,15 @@ static td_safetensors *open_weights(td_context *td, const char *path)
 }
 
 /* A torch.nn.Sequential of Linear, ReLU and Dropout loads it: its names, and weights as (out, in). The averages are what is exported. */
-START_TEST(test_export_is_one_file_of_what_is_evaluated)
+static void check_export(const char *ways)
 {
     static const struct { const char *name; td_shape shape; } want[] = {
-        { "net.0.weight", { 2, { 37, 7 } } },  { "net.0.bias", { 1, { 37 } } }, { "net.3.weight", { 2, { 23, 37 } } },
-        { "net.3.bias", { 1, { 23 } } },       { "net.6.weight", { 2, { 5, 23 } } }, { "net.6.bias", { 1, { 5 } } },
+        { "net.0.weight", { 2, { 37, 7 } } },  { "net.0.bias", { 1, { 37 } } }, { "net.3.weight", { 2, { 22, 37 } } },
+        { "net.3.bias", { 1, { 22 } } },       { "net.6.weight", { 2, { 5, 22 } } }, { "net.6.bias", { 1, { 5 } } },
     };
-    make_table();
-    ck_assert_sh(0, "rm -rf one parts *.safetensors; " SMALL "--steps 4 --out one && " SMALL "--steps 4 --out parts --ranks 3 --strategy zero3 && "
-                    "$MLP export --out one --to one.safetensors && $MLP export --out parts --to parts.safetensors");
-    ck_assert_str_has(out_text, "exported 1290 parameters in f64 of step 4 to parts.safetensors\n");
+    ck_assert_sh(0, "rm -rf one parts *.safetensors; " SMALL "--steps 4 --out one && " SMALL "--steps 4 --out parts %s && "
+                    "$MLP export --out one --to one.safetensors && $MLP export --out parts --to parts.safetensors", ways);
+    ck_assert_str_has(out_text, "exported 1247 parameters in f64 of step 4 to parts.safetensors\n");
     td_context *td = open_cpu(TD_F32);
     td_safetensors *one = open_weights(td, "one.safetensors"), *parts = open_weights(td, "parts.safetensors");
     td_safetensors *saved = open_weights(td, "one/checkpoints/step-4/rank-0.safetensors");
@@ -431,6 +436,13 @@ START_TEST(test_export_is_one_file_of_what_is_evaluated)
     td_safetensors_close(parts);
     td_safetensors_close(saved);
     td_close(td);
+}
+
+START_TEST(test_export_is_one_file_of_what_is_evaluated)
+{
+    make_table();
+    check_export("--ranks 3 --strategy zero3");
+    check_export("--ranks 4 --strategy fsdp+tp:2 --tensor-columns net.3 --tensor-rows net.6");
 }
 END_TEST
 
