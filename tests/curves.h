@@ -2,7 +2,7 @@
  * first steps in a world of ranks; the matrix of jobs.
  *
  * The MLP has what strategies get wrong elsewhere: a scalar and a vector smaller than the ranks, sizes no rank divides, a frozen
- * parameter and one that no loss depends on. It trains by sgd with momentum, where a wrong norm or a gradient counted twice shows; the
+ * parameter and one that no loss depends on. Only its second layer has outputs that ranks can share. It trains by sgd with momentum, where a wrong norm or a gradient counted twice shows; the
  * GPT by AdamW. Losses are scaled so that norms are above the limit. Dropout is keyed by global index.
  */
 #ifndef TANDEM_TESTS_CURVES_H
@@ -15,7 +15,7 @@
 #include "models/gpt/gpt.h"
 #include "tests/check.h"
 
-enum { ROWS = 36, IN = 7, HIDDEN = 29, CLASSES = 5, LENGTH = 7, VOCABULARY = 67, STEPS = 20, MICRO = 3, STEEP = 8 };
+enum { ROWS = 36, IN = 7, HIDDEN = 29, SECOND = 28, CLASSES = 5, LENGTH = 7, VOCABULARY = 67, STEPS = 20, MICRO = 3, STEEP = 8 };
 
 typedef enum clip { UNCLIPPED, CLIP_2, CLIP_INF } clip;
 
@@ -57,13 +57,13 @@ static void make_net(net *n, td_context *td, const job *j)
         return;
     }
     n->first = nn_linear_make(root, "first", IN, HIDDEN);
-    n->second = nn_linear_make(root, "second", HIDDEN, HIDDEN);
+    n->second = nn_linear_make(root, "second", HIDDEN, SECOND);
     n->drop = nn_dropout_make(root, "drop", 0.2);
     n->gain = td_parameter(root, "gain", (td_shape){ 0 }, td_init_constant(1.5));
     n->offset = td_parameter(root, "offset", TD_SHAPE(1), td_init_constant(0.1));
-    n->base = td_parameter(root, "base", TD_SHAPE(HIDDEN), td_init_normal(0.5));
+    n->base = td_parameter(root, "base", TD_SHAPE(SECOND), td_init_normal(0.5));
     n->spare = td_parameter(root, "spare", TD_SHAPE(3), td_init_normal(1));
-    n->out = nn_linear_make(root, "out", HIDDEN, CLASSES);
+    n->out = nn_linear_make(root, "out", SECOND, CLASSES);
     td_freeze(n->base);
 }
 
@@ -95,9 +95,11 @@ static void *get(size_t bytes)
 static double feature(int row, int i) { return check_normal((uint64_t)(row * IN + i)); }
 static int32_t token(int row, int at) { return (int32_t)((row * 7 + at * (row % 5 + 1)) % VOCABULARY); }
 
-static own_rows rows_of(const job *j, int rank, int k)
+static own_rows rows_of(const net *n, const job *j, int k)
 {
-    int own = ROWS / j->accumulate / j->ranks, first = k * (ROWS / j->accumulate) + rank * own, width = j->gpt ? LENGTH : IN;
+    int part, parts;
+    td_mesh_rows(td_context_mesh(n->td), &part, &parts);
+    int own = ROWS / j->accumulate / parts, first = k * (ROWS / j->accumulate) + part * own, width = j->gpt ? LENGTH : IN;
     own_rows r = { get((size_t)(own * width) * sizeof(double)), get((size_t)(own * (j->gpt ? LENGTH : 1)) * sizeof(int32_t)) };
     for (int row = 0; row < own; row++) {
         for (int i = 0; i < width; i++) {
@@ -133,13 +135,13 @@ static opt_optimizer *make_optimizer(td_module root, const job *j)
     return opt_sgd(root, &(opt_sgd_options){ .momentum = 0.9, .max_norm = norm, .clip_inf = inf });
 }
 
-static bool one_update(const net *n, opt_optimizer *opt, const job *j, int rank, double *mean)
+static bool one_update(const net *n, opt_optimizer *opt, const job *j, double *mean)
 {
     td_tensor loss[MICRO];
     own_rows own[MICRO];
     bool good = true;
     *mean = 0;
-    for (int k = 0; k < j->accumulate; k++) own[k] = rows_of(j, rank, k);
+    for (int k = 0; k < j->accumulate; k++) own[k] = rows_of(n, j, k);
     for (int k = 0; k < j->accumulate && good; k++) {
         loss[k] = loss_of(n, j, own[k]);
         td_keep(loss[k]);
@@ -182,14 +184,17 @@ static int train(par_world *world, int rank, void *user)
 {
     const run_of *r = user;
     job own = *r->asked;
+    bool tensor = strstr(own.strategy, "+tp") != NULL;
     td_context *td = td_open(&(td_options){ .dtype = own.dtype, .seed = 7, .threads = 1, .poison = true, .log = quiet });
     par_attach(td, world, rank, &(par_options){ .strategy = own.strategy, .bucket_bytes = 3000, .unit_elements = 500, .whole_elements = 30,
-                                                .keep_gathered = own.gathered, .keep_group = own.group, .offload = own.offload });
+                                                .keep_gathered = own.gathered, .keep_group = own.group, .offload = own.offload,
+                                                .tensor_columns = !tensor ? NULL : own.gpt ? "h.*.mlp.c_fc" : "second,base",
+                                                .tensor_rows = !tensor ? NULL : own.gpt ? "h.*.mlp.c_proj" : "out" });
     net n = { 0 };
     make_net(&n, td, &own);
     opt_optimizer *opt = make_optimizer(td_root(td), &own);
     bool good = true;
-    for (int s = 0; s < STEPS && good; s++) good = one_update(&n, opt, &own, rank, &own.losses[s]);
+    for (int s = 0; s < STEPS && good; s++) good = one_update(&n, opt, &own, &own.losses[s]);
     own.parameters = sum_of_parameters(td);
     good = td_error(td) == TD_OK;
     snprintf(own.error, sizeof own.error, "%s", td_error_text(td));
@@ -227,7 +232,9 @@ static const struct { const char *strategy; int ranks; } worlds[] = {
     { "ddp", 2 },      { "ddp", 3 },      { "ddp", 4 },      { "zero1", 2 },    { "zero1", 3 },    { "zero1", 4 },
     { "zero2", 2 },    { "zero2", 3 },    { "zero2", 4 },    { "zero3", 2 },    { "zero3", 3 },    { "zero3", 4 },
     { "fsdp", 2 },     { "fsdp", 3 },     { "fsdp", 4 },     { "hsdp:2x2", 4 }, { "hsdp:2x1", 2 }, { "hsdp:1x2", 2 },
-    { "hsdp:3x1", 3 }, { "hsdp:1x3", 3 }, { "hsdp:4x1", 4 }, { "hsdp:1x4", 4 }, { "fsdp", 4 },     { "hsdp:4x1", 4 },
+    { "hsdp:3x1", 3 }, { "hsdp:1x3", 3 }, { "hsdp:4x1", 4 }, { "hsdp:1x4", 4 },
+    { "ddp+tp:2", 2 }, { "ddp+tp:2", 4 }, { "zero1+tp:2", 4 }, { "zero2+tp:2", 4 }, { "zero3+tp:2", 4 }, { "fsdp+tp:2", 4 }, { "ddp+tp:4", 4 },
+    { "fsdp", 4 },     { "hsdp:4x1", 4 },
 };
 enum { WORLDS = sizeof worlds / sizeof *worlds, GROUPED = WORLDS - 2, CHOICES = 2 * 3 * 2 }; /* accumulation, clip, recompute */
 
