@@ -25,9 +25,11 @@ typedef struct job {
     clip clip;
     td_dtype dtype;
     double dropout;
+    const char *frozen;                       /* a pattern of names; NULL: none */
+    int offload, group;
     double losses[STEPS];
     double parameters;                        /* a sum over all of them at the end, each with a weight of its own */
-    int64_t sent, calls, state_bytes;         /* of the last update */
+    int64_t sent, calls, state_bytes, host_bytes; /* of the last update */
     char error[512];
 } job;
 
@@ -141,9 +143,10 @@ static int train(par_world *world, int rank, void *user)
     job own = *r->asked;
     td_context *td = td_open(&(td_options){ .dtype = own.dtype, .seed = 7, .threads = 1, .poison = true, .log = quiet });
     par_attach(td, world, rank, &(par_options){ .strategy = own.strategy, .tensor_columns = own.columns, .tensor_rows = own.rows,
-                                                .whole_elements = -1 });
+                                                .whole_elements = -1, .offload = own.offload, .keep_group = own.group });
     net n = { 0 };
     make_net(&n, td, &own);
+    if (own.frozen) nn_freeze(td_root(td), own.frozen);
     double norm = own.clip == CLIP_2 ? 1 : own.clip == CLIP_INF ? 0.2 : 0;
     opt_optimizer *opt = opt_sgd(td_root(td), &(opt_sgd_options){ .momentum = 0.9, .max_norm = norm, .clip_inf = own.clip == CLIP_INF });
     bool good = true;
@@ -155,6 +158,7 @@ static int train(par_world *world, int rank, void *user)
     }
     td_report report = td_last_report(td);
     own.state_bytes = report.state_bytes;
+    own.host_bytes = report.host_bytes;
     own.parameters = good ? sum_of_parameters(td) : (double)NAN;
     good = td_error(td) == TD_OK;
     snprintf(own.error, sizeof own.error, "%s", td_error_text(td));
@@ -214,6 +218,7 @@ static void check_curves(job like)
             int choice = check_all() ? c : (w + 3 * c) % 6;
             job j = like;
             j.strategy = worlds[w].strategy, j.ranks = worlds[w].ranks, j.clip = (clip)(choice % 3), j.accumulate = choice < 3 ? 1 : 3;
+            j.offload = (w + c) & 3;
             job done = run(j);
             assert_same_curve(&done, &one[j.clip], 1e-10);
         }
@@ -330,6 +335,73 @@ START_TEST(test_what_is_cut_is_held_in_parts)
 }
 END_TEST
 
+/* ---- Beside what else placements say -------------------------------------------------------------------- */
+
+static void assert_same_bits(const job *got, const job *want, const char *what)
+{
+    for (int s = 0; s < STEPS; s++)
+        ck_assert_msg(got->losses[s] == want->losses[s], "%s, %s: loss %d is %.17g, not %.17g", got->strategy, what, s, got->losses[s], want->losses[s]);
+    ck_assert_msg(got->parameters == want->parameters, "%s, %s: parameters", got->strategy, what);
+}
+
+/* Rows of a unit are on the host as flat ones are, and nothing else is sent. */
+START_TEST(test_what_is_cut_may_be_on_the_host)
+{
+    static const char *const strategies[] = { "ddp+tp:2", "zero1+tp:2", "fsdp+tp:2" };
+    for (int i = 0; i < 3; i++) {
+        job j = { .model = MLP, .strategy = strategies[i], .ranks = 4, .columns = "up", .rows = "down", .clip = CLIP_2 };
+        job device = run(j);
+        for (j.offload = PAR_OFFLOAD_OPTIMIZER; j.offload <= (PAR_OFFLOAD_OPTIMIZER | PAR_OFFLOAD_PARAMETERS); j.offload++) {
+            job host = run(j);
+            assert_same_bits(&host, &device, "offloaded");
+            ck_assert_int_eq(host.sent, device.sent);
+            ck_assert_int_eq(host.calls, device.calls);
+            ck_assert_int_ge(host.host_bytes, device.state_bytes - host.state_bytes);
+            ck_assert_int_lt(host.state_bytes, j.offload == 3 ? 16 : device.state_bytes);
+        }
+    }
+}
+END_TEST
+
+/* Whole blocks of rows are cast and then gathered; the unit of columns has a bias, which is read as the products read it. */
+START_TEST(test_what_is_cut_is_gathered_in_bf16)
+{
+    if (!has_bf16_products()) SKIP("this processor has no bf16 matrix products");
+    enum { UP = (IN * HIDDEN + HIDDEN) / 2, DOWN = HIDDEN * HIDDEN / 2, PARTS = 2 };
+    job j = { .model = MLP, .strategy = "ddp+tp:2", .ranks = 4, .dtype = TD_BF16, .columns = "up", .rows = "down" };
+    job ddp = run(j);
+    j.strategy = "fsdp+tp:2";
+    job narrow = run(j);
+    assert_same_bits(&narrow, &ddp, "in bf16");
+    j.dtype = TD_F32;
+    job wide = run(j);
+    ck_assert_int_ge(wide.sent - narrow.sent, 2 * ((UP + DOWN) / PARTS) * 2); /* forward and backward: two bytes of four an element */
+    ck_assert_int_eq(wide.calls, narrow.calls);
+}
+END_TEST
+
+/* They are held in parts, too, under any strategy, without gradients or moments. */
+START_TEST(test_frozen_layers_are_cut_alike)
+{
+    static const char *const strategies[] = { "ddp+tp:2", "zero1+tp:2", "fsdp+tp:2" }, *const frozen[] = { "up.*", "down.weight" };
+    for (int f = 0; f < 2; f++) {
+        job j = { .model = MLP, .dtype = TD_F64, .frozen = frozen[f], .ranks = 1, .strategy = "single", .clip = CLIP_2, .dropout = 0.2 };
+        job one = run(j);
+        j.columns = "up", j.rows = "down", j.ranks = 4;
+        for (int i = 0; i < 3; i++) {
+            j.strategy = strategies[i];
+            job done = run(j);
+            assert_same_curve(&done, &one, 1e-10);
+        }
+    }
+    job j = { .model = MLP, .strategy = "ddp+tp:2", .ranks = 2, .columns = "up", .rows = "down", .frozen = "down.weight" };
+    job cut = run(j);
+    j.columns = "up", j.rows = "out";
+    job whole = run(j);
+    ck_assert_int_ge(whole.state_bytes - cut.state_bytes, 4 * HIDDEN * HIDDEN / 2 - 2 * 4 * (HIDDEN * CLASSES / 2 + 64));
+}
+END_TEST
+
 /* ---- What cannot be ---------------------------------------------------------------------------------------- */
 
 START_TEST(test_what_cannot_be_cut_is_refused)
@@ -356,4 +428,5 @@ END_TEST
 
 TESTS("tensor", test_mlp_by_columns_and_rows, test_gpt_mlp_by_columns_and_rows, test_whatever_is_cut_the_curve_is_the_same,
       test_storage_has_blocks_one_after_another,
-      test_a_pair_of_layers_takes_two_sums_of_activations, test_what_is_cut_is_held_in_parts, test_what_cannot_be_cut_is_refused)
+      test_a_pair_of_layers_takes_two_sums_of_activations, test_what_is_cut_is_held_in_parts,
+      test_what_is_cut_may_be_on_the_host, test_what_is_cut_is_gathered_in_bf16, test_frozen_layers_are_cut_alike, test_what_cannot_be_cut_is_refused)
