@@ -146,7 +146,8 @@ enum { TD_CALL_OUTPUTS = 8 };
 TD_API bool td_call_fail(const td_call *call, const char *format, ...) TD_PRINTF(2, 3);
 
 /* How a node's dimensions share labels: a label in an input and an output is kept, one only in inputs is contracted
- * (the output is a sum over it), 0 is blocked: never sharded; labels are below TD_RULE_LABELS. Inputs past the last row use the last row. */
+ * (the output is a sum over it), 0 is blocked: never sharded; labels are below TD_RULE_LABELS. Inputs past the last row use the last
+ * row. */
 enum { TD_RULE_INPUTS = 4, TD_RULE_OUTPUTS = 2 };
 typedef enum td_partial_rule {
     TD_PARTIAL_NONE,                          /* a sum yet to be taken must be taken before */
@@ -158,7 +159,8 @@ typedef struct td_place_rule {
     int8_t in[TD_RULE_INPUTS][TD_MAX_DIMS];
     int8_t out[TD_RULE_OUTPUTS][TD_MAX_DIMS];
     int64_t even[TD_RULE_LABELS];             /* by label: sharded only among ranks that divide it; 0: any */
-    uint32_t added;                           /* bit i: input i is a term of the sum over a contracted label, which counts once if that is sharded */
+    uint32_t added;                           /* bit i: input i is a term of the sum over a contracted label, which counts once if that
+                                                 is sharded */
     td_partial_rule partial;
 } td_place_rule;
 

@@ -359,8 +359,8 @@ static bool may_have_rows(td_context *td, uint32_t moment)
 {
     const td_state_entry *p = &td->states[td->states[moment].of];
     if (!td->units[p->unit].cut.ways) return true;
-    td_fail(td, TD_ERROR_UNSUPPORTED, "'%s' has one element a row of '%s', of which each rank holds a part along a dimension; leave '%s' whole, or "
-            "choose an optimizer with moments of its parameters' shape", td->states[moment].name, p->name, p->name);
+    td_fail(td, TD_ERROR_UNSUPPORTED, "'%s' has one element a row of '%s', of which each rank holds a part along a dimension; leave '%s' "
+            "whole, or choose an optimizer with moments of its parameters' shape", td->states[moment].name, p->name, p->name);
     return false;
 }
 

@@ -84,15 +84,15 @@ static bool choose_group(td_context *td, par_options *o, par_chosen *chosen)
     chosen->group = 1;
     if (!applies || !o->keep_group) return true;
     if (o->keep_group < 0 || sharing % o->keep_group) {
-        td_fail(td, TD_ERROR_USAGE, "%s: after the forward units cannot be kept by groups of %d ranks: the %d that share them cannot be divided so",
-                chosen->strategy->name, o->keep_group, sharing);
+        td_fail(td, TD_ERROR_USAGE, "%s: after the forward units cannot be kept by groups of %d ranks: the %d that share them cannot be "
+                "divided so", chosen->strategy->name, o->keep_group, sharing);
         return false;
     }
     if (o->keep_group == 1) o->keep_gathered = true;
     else if (o->keep_group < sharing) chosen->group = o->keep_group;
     if (two && chosen->size[0] > 1 && chosen->group > 1 && chosen->tensor > 1)
-        td_fail(td, TD_ERROR_UNSUPPORTED, "%s: with +tp there is no room for groups of %d ranks that keep units after the forward; leave one of "
-                "them out", chosen->strategy->name, chosen->group);
+        td_fail(td, TD_ERROR_UNSUPPORTED, "%s: with +tp there is no room for groups of %d ranks that keep units after the forward; leave "
+                "one of them out", chosen->strategy->name, chosen->group);
     return td_error(td) == TD_OK;
 }
 
@@ -100,8 +100,8 @@ static bool choose_group(td_context *td, par_options *o, par_chosen *chosen)
 static bool check_tensor(td_context *td, const par_options *o, int ranks, const char *strategy)
 {
     if (ranks == 1 || o->tensor_columns || o->tensor_rows) return true;
-    td_fail(td, TD_ERROR_USAGE, "strategy '%.80s' says that %d ranks share layers, but not which: name them by tensor_columns and tensor_rows "
-            "(--tensor-columns, --tensor-rows), as 'h.*.mlp.up*' and 'h.*.mlp.down*'", strategy, ranks);
+    td_fail(td, TD_ERROR_USAGE, "strategy '%.80s' says that %d ranks share layers, but not which: name them by tensor_columns and "
+            "tensor_rows (--tensor-columns, --tensor-rows), as 'h.*.mlp.up*' and 'h.*.mlp.down*'", strategy, ranks);
     return false;
 }
 
@@ -119,11 +119,11 @@ static void tell_options(par_attached *a, td_context *td, const char *strategy, 
         for (size_t k = 0; k < sizeof row / sizeof *row; k++) table = 8 * table + (uint64_t)(row[k] + 1);
     }
     snprintf(text, sizeof text,
-             "world=%d strategy=%s table=%llx dtype=%s reduce=%s seed=%llu bucket=%lld unit=%lld whole=%lld gathered=%d group=%d prefetch=%d "
-             "offload=%d passes=%s units=%s columns=%s rows=%s %s", par_world_size(a->world), strategy, (unsigned long long)table,
-             td_dtype_name(td_compute_dtype(td)), td_dtype_name(o->reduce_dtype), (unsigned long long)td_seed(td),
-             (long long)o->bucket_bytes, (long long)o->unit_elements, (long long)o->whole_elements, o->keep_gathered, o->keep_group, o->prefetch,
-             o->offload, *passes ? passes : "all", units, columns, rows, agreed);
+             "world=%d strategy=%s table=%llx dtype=%s reduce=%s seed=%llu bucket=%lld unit=%lld whole=%lld gathered=%d group=%d "
+             "prefetch=%d offload=%d passes=%s units=%s columns=%s rows=%s %s", par_world_size(a->world), strategy,
+             (unsigned long long)table, td_dtype_name(td_compute_dtype(td)), td_dtype_name(o->reduce_dtype),
+             (unsigned long long)td_seed(td), (long long)o->bucket_bytes, (long long)o->unit_elements, (long long)o->whole_elements,
+             o->keep_gathered, o->keep_group, o->prefetch, o->offload, *passes ? passes : "all", units, columns, rows, agreed);
     *hash = par_text_hash(text);
     if (a->world->segment) par_agree_options(a->world, a->rank, text);
 }

@@ -6,8 +6,8 @@
  * exact since every element has one term that is not zero, makes them whole.
  *
  * With P elements in the unit and W in such members, a gather in f32 sends 4 P, the other way 2 P + 2 x 4 W, per rank times (N-1)/N. So a
- * unit goes narrow when W is less than a quarter of P: a block does, an embedding alone does not. What comes beside is alike on all ranks, so
- * a unit that is cut, of whose members each rank of an axis has blocks of its own, goes narrow only if W is 0.
+ * unit goes narrow when W is less than a quarter of P: a block does, an embedding alone does not. What comes beside is alike on all
+ * ranks, so a unit that is cut, of whose members each rank of an axis has blocks of its own, goes narrow only if W is 0.
  */
 #include "parallel/strategy.h"
 

@@ -372,7 +372,9 @@ static td_id need(placer *pl, td_id v, td_placement want, const td_node *reader)
     uint32_t phase = phase_key(pl, v, reader->phase);
     td_id made = find_memo(pl, v, FORM_STORED, want, phase)->made;
     if (made != TD_NONE) return made;
-    made = deferred ? make_deferred(pl, v, want, reader) : is_scalar_for_host(pl, v, want) ? source(pl, v, want) : fetched(pl, v, want, reader);
+    made = deferred                          ? make_deferred(pl, v, want, reader)
+           : is_scalar_for_host(pl, v, want) ? source(pl, v, want)
+                                             : fetched(pl, v, want, reader);
     return remember(pl, v, FORM_STORED, want, phase, made) ? made : TD_NONE;
 }
 
@@ -552,8 +554,8 @@ static bool place_rows(const placer *pl, const td_node *n, td_value *value)
     td_mesh_rows(pl->mesh, &part, &parts);
     if (rows == 2) parts = pl->mesh->world;
     if (rows && value->shape.dim[0] % parts) {
-        td_fail(pl->td, TD_ERROR_USAGE, "input: a batch of %lld rows cannot be divided among %d ranks (%s:%d)", (long long)value->shape.dim[0],
-                parts, n->file ? n->file : "?", n->line);
+        td_fail(pl->td, TD_ERROR_USAGE, "input: a batch of %lld rows cannot be divided among %d ranks (%s:%d)",
+                (long long)value->shape.dim[0], parts, n->file ? n->file : "?", n->line);
         return false;
     }
     for (int a = 0; a < pl->mesh->axes; a++)

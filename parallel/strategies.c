@@ -101,10 +101,11 @@ static int read_tensor(td_context *td, const char *text, int ranks)
     int size = 1;
     if (!added) return 1;
     if (strncmp(added, "+tp:", 4) || !read_sizes(added + 4, 1, &size))
-        td_fail(td, TD_ERROR_USAGE, "strategy '%.80s': '%.40s' cannot be added to a strategy; +tp:T can, T ranks that share linear layers", text, added);
+        td_fail(td, TD_ERROR_USAGE, "strategy '%.80s': '%.40s' cannot be added to a strategy; +tp:T can, T ranks that share linear "
+                "layers", text, added);
     else if (ranks % size)
-        td_fail(td, TD_ERROR_USAGE, "strategy '%.80s' shares layers among %d ranks each, which %d rank%s cannot be divided into", text, size, ranks,
-                ranks == 1 ? "" : "s");
+        td_fail(td, TD_ERROR_USAGE, "strategy '%.80s' shares layers among %d ranks each, which %d rank%s cannot be divided into", text,
+                size, ranks, ranks == 1 ? "" : "s");
     else return size;
     return 0;
 }

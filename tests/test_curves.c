@@ -1,6 +1,6 @@
-/* One seed, one curve: every strategy x 2, 3 and 4 ranks, some with layers that ranks share, x {MLP, GPT with tied weights and 67 tokens} x accumulation {1, 3} x clipping
- * {none, 2-norm, inf-norm} x {recomputed, not}, with moments, parameters, both or nothing in host memory, gives the losses and the
- * parameters of one rank (tests/curves.h).
+/* One seed, one curve: every strategy x 2, 3 and 4 ranks, some with layers that ranks share, x {MLP, GPT with tied weights and 67 tokens} x
+ * accumulation {1, 3} x clipping {none, 2-norm, inf-norm} x {recomputed, not}, with moments, parameters, both or nothing in host
+ * memory, gives the losses and the parameters of one rank (tests/curves.h).
  *
  * By default a selection in which every strategy meets every number of ranks and each of the other choices; TANDEM_TEST_ALL=1: all.
  *
@@ -65,7 +65,8 @@ static void check_bits(td_dtype dtype)
         for (int w = 0; w < WORLDS; w++) {
             if (!strcmp(worlds[w].strategy, "hsdp:2x2") || !strcmp(worlds[w].strategy, "ddp") || strchr(worlds[w].strategy, '+')) continue;
             if (!check_all() && worlds[w].ranks != 3 && w % 3 && !group_of(w)) continue;
-            job j = { .dtype = dtype, .gpt = gpt, .ranks = worlds[w].ranks, .accumulate = 1, .strategy = worlds[w].strategy, .group = group_of(w) };
+            job j = { .dtype = dtype, .gpt = gpt, .ranks = worlds[w].ranks, .accumulate = 1, .strategy = worlds[w].strategy,
+                      .group = group_of(w) };
             job done = run(j);
             assert_same_curve(&done, &ddp[j.ranks], 0);
         }

@@ -50,7 +50,8 @@ static void keep_message(void *user, td_level level, const char *text)
 static td_context *open_rank(par_world *world, int rank, job *j, rank_log *log)
 {
     *log = (rank_log){ j, rank };
-    td_context *td = td_open(&(td_options){ .dtype = j->dtype, .seed = 11, .threads = 1, .poison = true, .log = keep_message, .log_user = log });
+    td_context *td = td_open(&(td_options){ .dtype = j->dtype, .seed = 11, .threads = 1, .poison = true, .log = keep_message,
+                                            .log_user = log });
     par_attach(td, world, rank, &(par_options){ .strategy = j->strategy, .bucket_bytes = 400, .unit_elements = 40, .whole_elements = -1,
                                                 .reduce_dtype = j->reduce });
     return td;
@@ -77,7 +78,8 @@ static job run(int (*body)(par_world *, int, void *), job j)
 static void assert_near(const job *got, const job *want, int count, double tolerance)
 {
     for (int i = 0; i < count; i++)
-        ck_assert_msg(fabs(got->result[i] - want->result[i]) <= tolerance * fabs(want->result[i]), "%s on %d ranks: result %d is %.17g, one rank's %.17g",
+        ck_assert_msg(fabs(got->result[i] - want->result[i]) <= tolerance * fabs(want->result[i]),
+                      "%s on %d ranks: result %d is %.17g, one rank's %.17g",
                       got->strategy, got->ranks, i, got->result[i], want->result[i]);
 }
 
@@ -109,7 +111,8 @@ static void pause_cpu(const td_kernel *k)
     memcpy(k->out[0].data, k->in[0].data, (size_t)(elements * td_dtype_size(k->in[0].dtype)));
 }
 
-static const td_op pause_op = { .name = "pause", .inputs = 1, .shape = pause_shape, .gradient = pause_gradient, .place = pause_place, .cpu = pause_cpu };
+static const td_op pause_op = { .name = "pause", .inputs = 1, .shape = pause_shape, .gradient = pause_gradient, .place = pause_place,
+                                .cpu = pause_cpu };
 
 static td_tensor pause_at(td_tensor x, td_here here) { return td_record(&pause_op, here, 1, &x, NULL); }
 static void pause_gradient(const td_gradient_call *g) { td_gradient_set(g, 0, pause_at(g->dout[0], g->here)); }
@@ -167,7 +170,8 @@ static int train(par_world *world, int rank, void *user)
     for (int s = 0; s < STEPS && good; s++) {
         td_tensor in = td_batch(td, "x", td_float(td), TD_SHAPE(ROWS, IN), wide ? (void *)x : (void *)narrow_x);
         td_tensor labels = td_batch(td, "y", TD_I32, TD_SHAPE(ROWS), y), out = logits(&n, j, in), loss;
-        if (j->weighted) loss = td_cross_entropy_weighted(out, labels, td_batch(td, "w", td_float(td), TD_SHAPE(ROWS), wide ? (void *)w : (void *)narrow_w));
+        const void *weights = wide ? (const void *)w : (const void *)narrow_w;
+        if (j->weighted) loss = td_cross_entropy_weighted(out, labels, td_batch(td, "w", td_float(td), TD_SHAPE(ROWS), weights));
         else loss = td_cross_entropy(out, labels);
         td_backward(loss);
         opt_step(opt, 1e-2);
@@ -177,7 +181,8 @@ static int train(par_world *world, int rank, void *user)
     if (rank == 0) j->state_bytes = td_last_report(td).state_bytes;
     for (int64_t s = 0; s < 7 && good; s++) good = td_state_owned(td_state_at(td, s), &j->owned[rank][s][0], &j->owned[rank][s][1]);
     td_tensor total = td_fill(td, td_float(td), (td_shape){ 0 }, 0);
-    for (int64_t s = 0; s < 7; s++) total = td_add(total, td_scale(td_sum(td_use(td_state_at(td, s)), TD_ALL, TD_DROP), 1 + 0.25 * (double)s));
+    for (int64_t s = 0; s < 7; s++)
+        total = td_add(total, td_scale(td_sum(td_use(td_state_at(td, s)), TD_ALL, TD_DROP), 1 + 0.25 * (double)s));
     td_keep(total);
     if (td_step(td) && rank == 0) j->result[STEPS] = td_item(total);
     opt_close(opt);
@@ -343,11 +348,13 @@ static int go_through(par_world *world, int rank, void *user)
     data_set *set = data_memory(td, &(data_array){ "v", TD_F64, TD_SHAPE(SAMPLES), values, 0 }, 1);
     double batches[2] = { 0 }, sum = 0, weight = 0;
     for (int evaluates = 0; evaluates < 2; evaluates++) {
-        data_loader *loader = data_loader_open(td, set, &(data_loader_options){ .batch = BATCH, .rank = rank, .world = par_world_size(world), .epochs = 1,
+        data_loader *loader = data_loader_open(td, set, &(data_loader_options){ .batch = BATCH, .rank = rank,
+                                                                                .world = par_world_size(world), .epochs = 1,
                                                                                 .threads = 1, .dtype = TD_F64, .shuffle = !evaluates,
                                                                                 .tail = evaluates ? DATA_PAD : DATA_DROP });
         for (data_batch b; data_next(loader, &b); batches[evaluates]++) {
-            td_tensor w = data_get(&b, "weight"), v = td_sum(td_mul(w, data_get(&b, "v")), TD_ALL, TD_DROP), all = td_sum(w, TD_ALL, TD_DROP);
+            td_tensor w = data_get(&b, "weight"), v = td_sum(td_mul(w, data_get(&b, "v")), TD_ALL, TD_DROP);
+            td_tensor all = td_sum(w, TD_ALL, TD_DROP);
             td_keep(v);
             td_keep(all);
             if (!td_step(td)) break;
@@ -373,5 +380,6 @@ START_TEST(test_an_epoch_that_ends_unevenly)
 }
 END_TEST
 
-TESTS("known failures of others", test_empty_shards, test_unequal_token_counts, test_memory_of_frozen_parameters, test_bf16_sums_over_three_ranks,
-      test_delays_between_collectives, test_dropout_masks_of_ranks, test_a_parameter_that_no_loss_depends_on, test_an_epoch_that_ends_unevenly)
+TESTS("known failures of others", test_empty_shards, test_unequal_token_counts, test_memory_of_frozen_parameters,
+      test_bf16_sums_over_three_ranks, test_delays_between_collectives, test_dropout_masks_of_ranks,
+      test_a_parameter_that_no_loss_depends_on, test_an_epoch_that_ends_unevenly)

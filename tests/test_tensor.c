@@ -85,7 +85,8 @@ static own_rows rows_of(const net *n, const job *j, int k)
             else ((float *)r.x)[row * width + i] = (float)feature(first + row, i);
             if (j->model != MLP) r.y[row * width + i] = token(first + row, i + 1);
         }
-        if (j->model == MLP) r.y[row] = (int32_t)floor(fabs(feature(first + row, 0) - feature(first + row, 1) + feature(first + row, 3))) % CLASSES;
+        double class = fabs(feature(first + row, 0) - feature(first + row, 1) + feature(first + row, 3));
+        if (j->model == MLP) r.y[row] = (int32_t)floor(class) % CLASSES;
     }
     return r;
 }
@@ -241,8 +242,9 @@ END_TEST
 START_TEST(test_whatever_is_cut_the_curve_is_the_same)
 {
     static const struct { model model; const char *columns, *rows; } cut[] = {
-        { LLAMA, "model.layers.*.self_attn.q_proj,model.layers.*.self_attn.k_proj,model.layers.*.self_attn.v_proj,model.layers.*.mlp.up_proj,"
-                 "model.layers.*.mlp.gate_proj", "model.layers.*.self_attn.o_proj,model.layers.*.mlp.down_proj" },
+        { LLAMA, "model.layers.*.self_attn.q_proj,model.layers.*.self_attn.k_proj,model.layers.*.self_attn.v_proj,"
+                 "model.layers.*.mlp.up_proj,model.layers.*.mlp.gate_proj",
+          "model.layers.*.self_attn.o_proj,model.layers.*.mlp.down_proj" },
         { GPT, "h.*.attn.c_attn", "h.*.attn.c_proj" },
         { GPT, "h.*.mlp.c_proj", "wte,h.0.mlp.c_fc" },
         { MLP, "up.bias", "out" },
@@ -298,12 +300,12 @@ START_TEST(test_a_pair_of_layers_takes_two_sums_of_activations)
     ck_assert_int_eq(done.calls, 3 * 2 * LAYERS);
     ck_assert_int_eq(done.sent, 2 * LAYERS * all_reduce_bytes(activation, TP));
     j.accumulate = 1;
-    j.columns = "h.*.attn.c_attn,h.*.mlp.c_fc", j.rows = "h.*.attn.c_proj,h.*.mlp.c_proj"; /* packed: gathered between, forward and backward */
+    j.columns = "h.*.attn.c_attn,h.*.mlp.c_fc", j.rows = "h.*.attn.c_proj,h.*.mlp.c_proj"; /* packed: gathered between, both ways */
     job packed = run(j);
     ck_assert_int_gt(packed.sent, 4 * LAYERS * all_reduce_bytes(activation, TP));
     j.model = LLAMA;
-    j.columns = "model.layers.*.self_attn.q_proj,model.layers.*.self_attn.k_proj,model.layers.*.self_attn.v_proj,model.layers.*.mlp.up_proj,"
-                "model.layers.*.mlp.gate_proj";
+    j.columns = "model.layers.*.self_attn.q_proj,model.layers.*.self_attn.k_proj,model.layers.*.self_attn.v_proj,"
+                "model.layers.*.mlp.up_proj,model.layers.*.mlp.gate_proj";
     j.rows = "model.layers.*.self_attn.o_proj,model.layers.*.mlp.down_proj";
     job apart = run(j);
     ck_assert_int_eq(apart.calls, 4 * LAYERS);
@@ -340,7 +342,8 @@ END_TEST
 static void assert_same_bits(const job *got, const job *want, const char *what)
 {
     for (int s = 0; s < STEPS; s++)
-        ck_assert_msg(got->losses[s] == want->losses[s], "%s, %s: loss %d is %.17g, not %.17g", got->strategy, what, s, got->losses[s], want->losses[s]);
+        ck_assert_msg(got->losses[s] == want->losses[s], "%s, %s: loss %d is %.17g, not %.17g", got->strategy, what, s, got->losses[s],
+                      want->losses[s]);
     ck_assert_msg(got->parameters == want->parameters, "%s, %s: parameters", got->strategy, what);
 }
 
@@ -429,4 +432,5 @@ END_TEST
 TESTS("tensor", test_mlp_by_columns_and_rows, test_gpt_mlp_by_columns_and_rows, test_whatever_is_cut_the_curve_is_the_same,
       test_storage_has_blocks_one_after_another,
       test_a_pair_of_layers_takes_two_sums_of_activations, test_what_is_cut_is_held_in_parts,
-      test_what_is_cut_may_be_on_the_host, test_what_is_cut_is_gathered_in_bf16, test_frozen_layers_are_cut_alike, test_what_cannot_be_cut_is_refused)
+      test_what_is_cut_may_be_on_the_host, test_what_is_cut_is_gathered_in_bf16, test_frozen_layers_are_cut_alike,
+      test_what_cannot_be_cut_is_refused)

@@ -21,8 +21,8 @@ static double final_loss(void)
 /* Moments of adamw are cut as their parameters are: a wrong element of any would change the second loss. */
 START_TEST(test_a_run_goes_on_under_another_layout)
 {
-    static const char *const layouts[] = { "--ranks 1 --strategy single", "--ranks 2 --strategy ddp+tp:2" CUT, "--ranks 4 --strategy fsdp+tp:2" CUT,
-                                           "--ranks 4 --strategy zero1+tp:4" CUT_BACK };
+    static const char *const layouts[] = { "--ranks 1 --strategy single", "--ranks 2 --strategy ddp+tp:2" CUT,
+                                           "--ranks 4 --strategy fsdp+tp:2" CUT, "--ranks 4 --strategy zero1+tp:4" CUT_BACK };
     enum { LAYOUTS = sizeof layouts / sizeof *layouts };
     ck_assert_sh(0, "rm -rf t* && seq 1 2000 >text");
     for (int from = 0; from < LAYOUTS; from++)
@@ -31,9 +31,11 @@ START_TEST(test_a_run_goes_on_under_another_layout)
     for (int from = 0; from < LAYOUTS; from++)
         for (int to = 0; to < LAYOUTS; to++) {
             if (!check_all() && from && to != (from + 1) % LAYOUTS) continue;
-            ck_assert_sh(0, "rm -rf t && cp -r t%d t && \"$GPT\" train --data text --resume --out t --steps 4 --json %s", from, layouts[to]);
+            ck_assert_sh(0, "rm -rf t && cp -r t%d t && \"$GPT\" train --data text --resume --out t --steps 4 --json %s", from,
+                         layouts[to]);
             if (!from && !to) want = final_loss();
-            ck_assert_msg(fabs(final_loss() - want) <= 1e-10 * want, "from %s to %s: %.17g, not %.17g", layouts[from], layouts[to], final_loss(), want);
+            ck_assert_msg(fabs(final_loss() - want) <= 1e-10 * want, "from %s to %s: %.17g, not %.17g", layouts[from], layouts[to],
+                          final_loss(), want);
         }
 }
 END_TEST
@@ -50,7 +52,8 @@ END_TEST
 
 START_TEST(test_a_plan_says_what_is_sent)
 {
-    ck_assert_sh(0, "\"$GPT\" plan --layers 2 --heads 2 --width 32 --context 16 --vocabulary 64 --batch 4 --world 4 --strategy ddp+tp:2" CUT);
+    ck_assert_sh(0, "\"$GPT\" plan --layers 2 --heads 2 --width 32 --context 16 --vocabulary 64 --batch 4 --world 4 "
+                    "--strategy ddp+tp:2" CUT);
     ck_assert_str_has(out_text, "ddp+tp:2 on 4 ranks, batch 4 (2 rows a rank)");
     ck_assert_str_has(out_text, "all_reduce");
 }
