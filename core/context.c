@@ -25,10 +25,9 @@ enum { HUGE_PAGE = 2 << 20 };
 static void *default_get(void *user, size_t bytes, const char *kind)
 {
     (void)user, (void)kind;
-    size_t rounded = (bytes + 63) / 64 * 64;
-    if (bytes < HUGE_PAGE) return aligned_alloc(64, rounded);
-    void *memory = aligned_alloc(HUGE_PAGE, rounded);
-    if (memory) (void)madvise(memory, bytes, MADV_HUGEPAGE);
+    void *memory = NULL;
+    if (posix_memalign(&memory, bytes < HUGE_PAGE ? 64 : HUGE_PAGE, bytes) != 0) return NULL;
+    if (bytes >= HUGE_PAGE) (void)madvise(memory, bytes, MADV_HUGEPAGE);
     return memory;
 }
 
