@@ -28,7 +28,7 @@ installed=$SECONDS
 
 build()
 {
-    configure build -DCMAKE_BUILD_TYPE=Release && cmake --build build --target binaries -j "$(nproc)"
+    configure build -DCMAKE_BUILD_TYPE=Release -DTANDEM_CUDA=OFF && cmake --build build --target binaries -j "$(nproc)"
 }
 
 mkdir -p build || die "the checkout's folder cannot be written: copy it to one of yours."
