@@ -91,8 +91,10 @@ bool td_cudnn_load(td_context *td)
     if (!c) return false;
     c->ready = open_library(c, reason) && open_handle(td, c, reason);
     if (!c->ready)
-        td_message(td, TD_LOG_WARNING, "cuDNN 9 cannot be used (%s): Tandem's own kernels compute attention, slower; install it, or name its folder in "
-                   "LD_LIBRARY_PATH", reason);
+        td_message(td, TD_LOG_WARNING,
+                   "cuDNN 9 cannot be used (%s): Tandem's own kernels compute attention, slower; install it, or name its folder in "
+                   "LD_LIBRARY_PATH",
+                   reason);
     return c->ready;
 }
 
@@ -159,13 +161,14 @@ static cudnnBackendDescriptor_t make(td_cudnn_graph *g, cudnnBackendDescriptorTy
     return made;
 }
 
-static void set_many(td_cudnn_graph *g, cudnnBackendDescriptor_t d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, int64_t count,
-                     const void *values)
+static void set_many(td_cudnn_graph *g, cudnnBackendDescriptor_t d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
+                     int64_t count, const void *values)
 {
     if (!g->failed) check(g, g->library->BackendSetAttribute(d, name, type, count, values), "describing a graph");
 }
 
-static void set(td_cudnn_graph *g, cudnnBackendDescriptor_t d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, const void *value)
+static void set(td_cudnn_graph *g, cudnnBackendDescriptor_t d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
+                const void *value)
 {
     set_many(g, d, name, type, 1, value);
 }
@@ -214,7 +217,8 @@ static td_cudnn_tensor tensor_of(td_cudnn_graph *g, tensor_kind kind, cudnnDataT
     return t;
 }
 
-td_cudnn_tensor td_cudnn_stored(td_cudnn_graph *g, int64_t id, cudnnDataType_t type, const int64_t dim[TD_CUDNN_DIMS], const int64_t stride[TD_CUDNN_DIMS])
+td_cudnn_tensor td_cudnn_stored(td_cudnn_graph *g, int64_t id, cudnnDataType_t type, const int64_t dim[TD_CUDNN_DIMS],
+                                const int64_t stride[TD_CUDNN_DIMS])
 {
     return tensor_of(g, (tensor_kind){ .id = id }, type, dim, stride);
 }
@@ -247,8 +251,8 @@ td_cudnn_tensor td_cudnn_turned(td_cudnn_graph *g, cudnnDataType_t type, const i
     return tensor_of(g, (tensor_kind){ .id = g->virtuals++, .is_virtual = true }, type, dim, stride);
 }
 
-static void pointwise(td_cudnn_graph *g, cudnnBackendDescriptor_t how, td_cudnn_tensor x, const td_cudnn_tensor *b, const td_cudnn_tensor *t,
-                      td_cudnn_tensor y)
+static void pointwise(td_cudnn_graph *g, cudnnBackendDescriptor_t how, td_cudnn_tensor x, const td_cudnn_tensor *b,
+                      const td_cudnn_tensor *t, td_cudnn_tensor y)
 {
     finish(g, how, "a pointwise function");
     cudnnBackendDescriptor_t o = make(g, CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
@@ -349,7 +353,8 @@ static int64_t choices_of(td_cudnn_graph *g, cudnnBackendDescriptor_t choice[CHO
     finish(g, ways, "asking for ways");
     for (int i = 0; i < CHOICES; i++) choice[i] = make(g, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
     if (g->failed) return 0;
-    check(g, c->BackendGetAttribute(ways, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, CHOICES, &found, choice), "asking for ways");
+    check(g, c->BackendGetAttribute(ways, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, CHOICES, &found, choice),
+          "asking for ways");
     if (!found) refuse(g, "it proposes no way");
     return g->failed ? 0 : found < CHOICES ? found : CHOICES;
 }
@@ -408,10 +413,11 @@ static cudnnBackendDescriptor_t plan_from_disk(td_cudnn_graph *g, const td_cache
 static void plan_to_disk(td_cudnn_graph *g, const td_cache_key *key, cudnnBackendDescriptor_t plan)
 {
     const struct td_cudnn *c = g->library;
+    const cudnnBackendAttributeName_t what = CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION;
     int64_t bytes = 0;
-    if (c->BackendGetAttribute(plan, CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION, CUDNN_TYPE_CHAR, 0, &bytes, NULL) != CUDNN_STATUS_SUCCESS || !bytes) return;
+    if (c->BackendGetAttribute(plan, what, CUDNN_TYPE_CHAR, 0, &bytes, NULL) != CUDNN_STATUS_SUCCESS || !bytes) return;
     char *json = td_alloc(g->td, (size_t)bytes, "host");
-    if (json && c->BackendGetAttribute(plan, CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION, CUDNN_TYPE_CHAR, bytes, &bytes, json) == CUDNN_STATUS_SUCCESS)
+    if (json && c->BackendGetAttribute(plan, what, CUDNN_TYPE_CHAR, bytes, &bytes, json) == CUDNN_STATUS_SUCCESS)
         td_cache_put(key, json, (size_t)bytes);
     td_free(g->td, json, (size_t)bytes, "host");
 }
@@ -447,7 +453,9 @@ const td_cudnn_plan *td_cudnn_build(td_cudnn_graph *g, const char *key)
     *made.plan = (td_cudnn_plan){ .plan = g->failed ? NULL : find_or_make(g, key) };
     int64_t count = 0;
     if (made.plan->plan && c->handle)
-        check(g, c->BackendGetAttribute(made.plan->plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &count, &made.plan->workspace_bytes),
+        check(g,
+              c->BackendGetAttribute(made.plan->plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &count,
+                                     &made.plan->workspace_bytes),
               "asking for the workspace");
     if (g->failed) made.plan->plan = NULL;
     if (made.plan->plan) {
@@ -462,7 +470,8 @@ const td_cudnn_plan *td_cudnn_build(td_cudnn_graph *g, const char *key)
 
 /* ---- Running */
 
-bool td_cudnn_run(td_context *td, const td_cudnn_plan *plan, int count, const int64_t *ids, void *const *pointers, void *workspace, cudaStream_t stream)
+bool td_cudnn_run(td_context *td, const td_cudnn_plan *plan, int count, const int64_t *ids, void *const *pointers, void *workspace,
+                  cudaStream_t stream)
 {
     td_cudnn_graph g;
     td_cudnn_begin(td, &g);

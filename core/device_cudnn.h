@@ -40,8 +40,8 @@ typedef struct td_cudnn_plan {
 
 /* False: cuDNN cannot be had; the first time a message says why. */
 bool td_cudnn_load(td_context *td);
-/* Plans are for the device that cuDNN's JSON describes, not for the context's: that cuDNN proposes a way makes one, it is not built and cannot
- * be run. Needs no GPU, but a libcuda that can be loaded. False and a reason. */
+/* Plans are for the device that cuDNN's JSON describes, not for the context's: that cuDNN proposes a way makes one, it is not
+ * built and cannot be run. Needs no GPU, but a libcuda that can be loaded. False and a reason. */
 bool td_cudnn_describe_device(td_context *td, const char *json, char reason[TD_CUDNN_REASON]);
 /* Version of the library that is loaded: 91900 is 9.19.0. */
 int64_t td_cudnn_version(const td_context *td);
@@ -54,7 +54,8 @@ const td_cudnn_plan *td_cudnn_find(td_context *td, const char *key);
 /* After td_cudnn_load. Ends with td_cudnn_build. */
 void td_cudnn_begin(td_context *td, td_cudnn_graph *g);
 /* A tensor in memory: elements `stride` apart, the pointer given when the plan runs under `id`, at a multiple of 16 bytes. */
-td_cudnn_tensor td_cudnn_stored(td_cudnn_graph *g, int64_t id, cudnnDataType_t type, const int64_t dim[TD_CUDNN_DIMS], const int64_t stride[TD_CUDNN_DIMS]);
+td_cudnn_tensor td_cudnn_stored(td_cudnn_graph *g, int64_t id, cudnnDataType_t type, const int64_t dim[TD_CUDNN_DIMS],
+                                const int64_t stride[TD_CUDNN_DIMS]);
 /* One number, whose host pointer is given when the plan runs. */
 td_cudnn_tensor td_cudnn_scalar(td_cudnn_graph *g, int64_t id, cudnnDataType_t type);
 /* A tensor that is in no memory, dense in the order of its dimensions. */
@@ -80,7 +81,8 @@ const td_cudnn_plan *td_cudnn_build(td_cudnn_graph *g, const char *key);
 /* ---- Running */
 
 /* Puts the plan on the stream. Memory: `count` ids and their pointers. False, and the context's error. */
-bool td_cudnn_run(td_context *td, const td_cudnn_plan *plan, int count, const int64_t *ids, void *const *pointers, void *workspace, cudaStream_t stream);
+bool td_cudnn_run(td_context *td, const td_cudnn_plan *plan, int count, const int64_t *ids, void *const *pointers, void *workspace,
+                  cudaStream_t stream);
 
 /* Destroys every plan. Nothing that runs them may be left. */
 void td_cudnn_close(td_context *td);

@@ -208,7 +208,8 @@ static td_tensor heads_at(td_tensor x, int64_t begin, int64_t heads, int64_t dep
 /* o (B, T, H d), then the gradient of the rows that q, k and v are the columns of. Computed in `dtype`, or in f32 from numbers of it. */
 static double *attention_of(const attention_case *c, td_dtype dtype, bool wide, bool deterministic)
 {
-    td_context *td = td_open(&(td_options){ .device = "cuda", .dtype = TD_F32, .seed = 1, .threads = 2, .deterministic = deterministic, .log = check_log_line });
+    td_context *td = td_open(
+        &(td_options){ .device = "cuda", .dtype = TD_F32, .seed = 1, .threads = 2, .deterministic = deterministic, .log = check_log_line });
     int64_t queries = c->heads * c->depth, keys = c->shared * c->depth, rows = c->batch * c->positions, width = queries + 2 * keys;
     float *numbers = check_alloc((size_t)(rows * width) * sizeof *numbers);
     for (int64_t i = 0; i < rows * width; i++) numbers[i] = (float)check_normal((uint64_t)i + 1);
@@ -258,9 +259,10 @@ static int check_attention(const attention_case *c, td_dtype dtype, bool determi
     const double *got = attention_of(c, dtype, false, deterministic), *want = attention_of(c, dtype, true, false);
     const double *dx = got + rows * queries, *dx_want = want + rows * queries;
     double errors[] = { relative_error(got, want, rows * queries), column_error(dx, dx_want, rows, width, 0, queries),
-                        column_error(dx, dx_want, rows, width, queries, keys), column_error(dx, dx_want, rows, width, queries + keys, keys) };
-    printf("%s, %s%s: o %.2g, dq %.2g, dk %.2g, dv %.2g\n", c->note, td_dtype_name(dtype), deterministic ? ", deterministic" : "", errors[0], errors[1],
-           errors[2], errors[3]);
+                        column_error(dx, dx_want, rows, width, queries, keys),
+                        column_error(dx, dx_want, rows, width, queries + keys, keys) };
+    printf("%s, %s%s: o %.2g, dq %.2g, dk %.2g, dv %.2g\n", c->note, td_dtype_name(dtype), deterministic ? ", deterministic" : "",
+           errors[0], errors[1], errors[2], errors[3]);
     int wrong = 0;
     for (int i = 0; i < 4; i++) wrong += !(errors[i] <= 1e-2);
     return wrong;
@@ -271,7 +273,8 @@ START_TEST(test_attention_in_16_bits_is_that_in_f32)
     int wrong = 0;
     if (!gpu_for(__func__)) return;
     for (int c = 0; c < ATTENTIONS; c++)
-        for (int d = 0; d < 2; d++) wrong += check_attention(&attentions[c], dtypes[1 + d], false) + check_attention(&attentions[c], dtypes[1 + d], true);
+        for (int d = 0; d < 2; d++)
+            wrong += check_attention(&attentions[c], dtypes[1 + d], false) + check_attention(&attentions[c], dtypes[1 + d], true);
     ck_assert_int_eq(wrong, 0);
 }
 END_TEST

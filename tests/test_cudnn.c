@@ -9,10 +9,13 @@
 #include "tests/check.h"
 
 static const char h200[] =
-    "{\"deviceName\": \"NVIDIA H200\", \"deviceVer\": 900, \"driverVer\": 13000, \"cudaDeviceId\": 0, \"pciDeviceId\": 0, \"multiProcessorCount\": 132, "
-    "\"maxGridSize\": [2147483647, 65535, 65535], \"maxBlockSize\": [1024, 1024, 64], \"maxThreadsPerBlock\": 1024, \"maxThreadsPerSM\": 2048, "
+    "{\"deviceName\": \"NVIDIA H200\", \"deviceVer\": 900, \"driverVer\": 13000, \"cudaDeviceId\": 0, \"pciDeviceId\": 0, "
+    "\"multiProcessorCount\": 132, "
+    "\"maxGridSize\": [2147483647, 65535, 65535], \"maxBlockSize\": [1024, 1024, 64], \"maxThreadsPerBlock\": 1024, \"maxThreadsPerSM\": "
+    "2048, "
     "\"maxCtasPerSM\": 32, \"warpSize\": 32, \"regsPerBlock\": 65536, \"maxRegistersPerSM\": 65536, \"maxSharedMemoryPerBlock\": 49152, "
-    "\"maxSharedMemoryPerBlockOptin\": 232448, \"reservedSharedMemoryPerBlock\": 1024, \"l2CacheSize\": 62914560, \"smClockRateKHz\": 1980000, "
+    "\"maxSharedMemoryPerBlockOptin\": 232448, \"reservedSharedMemoryPerBlock\": 1024, \"l2CacheSize\": 62914560, \"smClockRateKHz\": "
+    "1980000, "
     "\"memClockRateKHz\": 3201000, \"totalGlobalMem\": 150000000000, \"isTccDriver\": 0, \"supportCoopLaunch\": 1}";
 
 /* cuDNN looks for the driver's functions, though it calls none: without a driver the toolkit's stub has them. */
@@ -55,8 +58,15 @@ typedef struct sizes {
 static td_attention_form packed(sizes s, td_dtype dtype, bool backward)
 {
     int64_t width = (s.heads + 2 * s.shared) * s.depth, o = s.heads * s.depth;
-    td_attention_form f = { .dtype = dtype, .causal = true, .backward = backward,
-                            .at = { .batch = s.batch, .heads = s.heads, .shared = s.shared, .rows = s.rows, .keys = s.keys, .depth = s.depth,
+    td_attention_form f = { .dtype = dtype,
+                            .causal = true,
+                            .backward = backward,
+                            .at = { .batch = s.batch,
+                                    .heads = s.heads,
+                                    .shared = s.shared,
+                                    .rows = s.rows,
+                                    .keys = s.keys,
+                                    .depth = s.depth,
                                     .values = s.depth } };
     f.at.q = f.at.dq = (td_heads){ .batch = s.rows * width, .head = s.depth, .row = width };
     f.at.key = f.at.dk = (td_heads){ .at = o, .batch = s.keys * width, .head = s.depth, .row = width };
@@ -70,8 +80,8 @@ static void expect_plan(td_context *td, td_attention_form form)
     const td_cudnn_plan *plan = td_attention_plan(td, &form);
     ck_assert_no_error(td);
     ck_assert_ptr_nonnull(plan);
-    ck_assert_msg(plan->plan != NULL, "%s of (%lld, %lld, %lld, %lld): no plan", form.backward ? "gradient" : "attention", (long long)form.at.batch,
-                  (long long)form.at.heads, (long long)form.at.rows, (long long)form.at.depth);
+    ck_assert_msg(plan->plan != NULL, "%s of (%lld, %lld, %lld, %lld): no plan", form.backward ? "gradient" : "attention",
+                  (long long)form.at.batch, (long long)form.at.heads, (long long)form.at.rows, (long long)form.at.depth);
     ck_assert_ptr_eq(td_attention_plan(td, &form), plan); /* of the next layer */
 }
 
@@ -136,13 +146,18 @@ END_TEST
 /* A call on plain heads. */
 static bool serves(td_attention_attr attr, td_dtype dtype, sizes s)
 {
-    td_shape q = TD_SHAPE(s.batch, s.heads, s.rows, s.depth), k = TD_SHAPE(s.batch, s.shared, s.keys, s.depth), sums = TD_SHAPE(s.batch, s.heads, s.rows);
-    td_arg in[3] = { { .dtype = dtype, .shape = q, .global = q }, { .dtype = dtype, .shape = k, .global = k }, { .dtype = dtype, .shape = k, .global = k } };
+    td_shape q = TD_SHAPE(s.batch, s.heads, s.rows, s.depth), k = TD_SHAPE(s.batch, s.shared, s.keys, s.depth),
+             sums = TD_SHAPE(s.batch, s.heads, s.rows);
+    td_arg in[3] = { { .dtype = dtype, .shape = q, .global = q },
+                     { .dtype = dtype, .shape = k, .global = k },
+                     { .dtype = dtype, .shape = k, .global = k } };
     td_arg out[2] = { { .dtype = dtype, .shape = q, .global = q }, { .dtype = TD_F32, .shape = sums, .global = sums } };
     td_mesh mesh = { .world = 1 };
     td_run run = { .threads = 1, .mesh = &mesh };
     attr.scale = 1;
-    td_kernel call = { .op = &td_op_attention, .attr = &attr, .attr_bytes = sizeof attr, .inputs = 3, .outputs = 2, .in = in, .out = out, .run = &run };
+    td_kernel call = {
+        .op = &td_op_attention, .attr = &attr, .attr_bytes = sizeof attr, .inputs = 3, .outputs = 2, .in = in, .out = out, .run = &run
+    };
     return td_attention_graph_serves(&call);
 }
 
@@ -160,4 +175,5 @@ START_TEST(test_what_a_graph_serves)
 }
 END_TEST
 
-TESTS("cudnn", test_forms_of_models_have_plans, test_forms_are_told_apart, test_a_form_without_a_plan_is_said_once, test_what_a_graph_serves)
+TESTS("cudnn", test_forms_of_models_have_plans, test_forms_are_told_apart, test_a_form_without_a_plan_is_said_once,
+      test_what_a_graph_serves)

@@ -87,7 +87,8 @@ static inline flash flash_of(const td_kernel *k)
 static inline bool allow_shared_memory(const td_kernel *k, const void *kernel, size_t bytes)
 {
     return bytes <= 48 << 10 ||
-           td_cuda_ok(k->run->td, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), "asking for shared memory");
+           td_cuda_ok(k->run->td, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
+                      "asking for shared memory");
 }
 
 #endif

@@ -1,4 +1,5 @@
-/* Attention as graphs of cuDNN (device_attention_graph.c), for what its kernels are fast at: 16-bit operands, no dropout, every key there is. */
+/* Attention as graphs of cuDNN (device_attention_graph.c), for what its kernels are fast at: 16-bit operands, no dropout, every key
+ * there is. */
 #ifndef TANDEM_CORE_OPS_ATTENTION_GRAPH_H
 #define TANDEM_CORE_OPS_ATTENTION_GRAPH_H
 

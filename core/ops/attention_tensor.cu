@@ -58,7 +58,8 @@ static __device__ __forceinline__ float power(float x)
 static const float LOG2_E = 1.44269504088896341f, LN_2 = 0.693147180559945309f;
 
 /* Scores of one row, times `scale`, become powers of 2 over the largest so far; what was summed before shrinks to that. */
-template <int D> static __device__ __forceinline__ void soften(float (*s)[4], int half, span seen, float scale, float *most, float *total, float (*sum)[4])
+template <int D>
+static __device__ __forceinline__ void soften(float (*s)[4], int half, span seen, float scale, float *most, float *total, float (*sum)[4])
 {
     bool whole = is_whole(seen, TILE);
     float here = -INFINITY, part = 0;
@@ -89,9 +90,11 @@ static __global__ void __launch_bounds__(THREADS, (D <= 64 ? 3 : 2)) forward(con
     T *q = (T *)room, *keys = q + BLOCK * ROW, *v = keys + 2 * BLOCK * ROW; /* keys and v: two stages */
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, columns = (int)f.at.depth;
     place at = place_of(f.at.rows, f.at.heads, true);
-    int64_t shared = at.head / (f.at.heads / f.at.shared), limit = keys_of(f, at.sequence), position = position_of(f, at.sequence, at.first);
+    int64_t shared = at.head / (f.at.heads / f.at.shared), limit = keys_of(f, at.sequence),
+            position = position_of(f, at.sequence, at.first);
     keys_range range = range_of(f, position, limit);
-    const T *key_rows = (const T *)f.key + element(f.at.key, at.sequence, shared, 0), *value_rows = (const T *)f.value + element(f.at.value, at.sequence, shared, 0);
+    const T *key_rows = (const T *)f.key + element(f.at.key, at.sequence, shared, 0),
+            *value_rows = (const T *)f.value + element(f.at.value, at.sequence, shared, 0);
     const T *query_rows = (const T *)f.q + element(f.at.q, at.sequence, at.head, 0);
     td_device_random random = {};
     if (DROPS) random = td_random_on(f.run, f.draw);
@@ -153,7 +156,8 @@ static __global__ void __launch_bounds__(THREADS, (D <= 64 ? 3 : 2)) forward(con
         T *to = out + element(f.at.o, at.sequence, at.head, row[half]);
 #pragma unroll
         for (int n = 0; n < D / 8; n++)
-            if (8 * n < columns) *(uint32_t *)(to + 8 * n + 2 * (lane % 4)) = td_pair<T>(sum[n][2 * half] * factor, sum[n][2 * half + 1] * factor);
+            if (8 * n < columns)
+                *(uint32_t *)(to + 8 * n + 2 * (lane % 4)) = td_pair<T>(sum[n][2 * half] * factor, sum[n][2 * half + 1] * factor);
         if (lane % 4 == 0)
             f.log_sums[(at.sequence * f.at.heads + at.head) * f.at.rows + row[half]] = factor != 0 ? (most[half] + log2f(all)) * LN_2 : 0;
     }
@@ -203,9 +207,11 @@ static __global__ void __launch_bounds__(THREADS, (D <= 64 ? 3 : 2)) backward_qu
     T *q = (T *)room, *dy = q + BLOCK * ROW, *keys = dy + BLOCK * ROW, *v = keys + 2 * BLOCK * ROW; /* keys and v: two stages */
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, columns = (int)f.at.depth;
     place at = place_of(f.at.rows, f.at.heads, true);
-    int64_t shared = at.head / (f.at.heads / f.at.shared), limit = keys_of(f, at.sequence), position = position_of(f, at.sequence, at.first);
+    int64_t shared = at.head / (f.at.heads / f.at.shared), limit = keys_of(f, at.sequence),
+            position = position_of(f, at.sequence, at.first);
     keys_range range = range_of(f, position, limit);
-    const T *key_rows = (const T *)f.key + element(f.at.key, at.sequence, shared, 0), *value_rows = (const T *)f.value + element(f.at.value, at.sequence, shared, 0);
+    const T *key_rows = (const T *)f.key + element(f.at.key, at.sequence, shared, 0),
+            *value_rows = (const T *)f.value + element(f.at.value, at.sequence, shared, 0);
     td_device_random random = {};
     if (DROPS) random = td_random_on(f.run, f.draw);
 
@@ -271,7 +277,8 @@ static __global__ void __launch_bounds__(THREADS, (D <= 64 ? 3 : 2)) backward_qu
     }
 #pragma unroll
     for (int half = 0; half < 2; half++)
-        if (row[half] < f.at.rows) store_row<T, D>(dq, wide, element(f.at.dq, at.sequence, at.head, row[half]), sum, half, f.scale, columns);
+        if (row[half] < f.at.rows)
+            store_row<T, D>(dq, wide, element(f.at.dq, at.sequence, at.head, row[half]), sum, half, f.scale, columns);
 }
 
 /* Row r of the 16 keys a warp has: 8 and then the 8 that are 16 after them, which share random words. */
@@ -299,9 +306,11 @@ template <typename T, int D, int N> struct queries_tile {
 };
 
 template <typename T, int D, int N>
-static __device__ __forceinline__ void fetch_queries(queries_tile<T, D, N> *to, const flash &f, place at, int64_t first_head, walk w, int64_t step)
+static __device__ __forceinline__ void fetch_queries(queries_tile<T, D, N> *to, const flash &f, place at, int64_t first_head, walk w,
+                                                     int64_t step)
 {
-    int64_t head = first_head + step / w.tiles, first = w.begin + step % w.tiles * N, numbers = (at.sequence * f.at.heads + head) * f.at.rows;
+    int64_t head = first_head + step / w.tiles, first = w.begin + step % w.tiles * N,
+            numbers = (at.sequence * f.at.heads + head) * f.at.rows;
     fetch<T, D, N>(to->q, (const T *)f.q + element(f.at.q, at.sequence, head, 0), f.at.q.row, first, f.at.rows, (int)f.at.depth);
     fetch<T, D, N>(to->dy, (const T *)f.dy + element(f.at.dy, at.sequence, head, 0), f.at.dy.row, first, f.at.rows, (int)f.at.depth);
     int i = threadIdx.x % N;
@@ -314,7 +323,8 @@ static __device__ __forceinline__ void fetch_queries(queries_tile<T, D, N> *to, 
 
 /* dk and dv of BLOCK keys: scores have a key a row and a query a column. */
 template <typename T, int D, int N, bool DROPS>
-static __global__ void __launch_bounds__(THREADS, (D <= 64 ? 3 : 2)) backward_keys(const __grid_constant__ flash f, void *dk, void *dv, bool wide)
+static __global__ void __launch_bounds__(THREADS, (D <= 64 ? 3 : 2))
+    backward_keys(const __grid_constant__ flash f, void *dk, void *dv, bool wide)
 {
     enum { ROW = row_of<D>::ELEMENTS };
     extern __shared__ __align__(16) char room[];
@@ -322,7 +332,8 @@ static __global__ void __launch_bounds__(THREADS, (D <= 64 ? 3 : 2)) backward_ke
     queries_tile<T, D, N> *tiles = (queries_tile<T, D, N> *)(v + BLOCK * ROW);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, columns = (int)f.at.depth;
     place at = place_of(f.at.keys, f.at.shared, false);
-    int64_t group = f.at.heads / f.at.shared, first_head = at.head * group, limit = keys_of(f, at.sequence), offset = position_of(f, at.sequence, 0);
+    int64_t group = f.at.heads / f.at.shared, first_head = at.head * group, limit = keys_of(f, at.sequence),
+            offset = position_of(f, at.sequence, 0);
     walk w = walk_of<N>(f, at.first, offset, limit);
     td_device_random random = {};
     if (DROPS) random = td_random_on(f.run, f.draw);

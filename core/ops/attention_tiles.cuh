@@ -26,7 +26,8 @@ static __device__ __forceinline__ void fetch(T *to, const T *from, int64_t strid
     for (int i = threadIdx.x; i < ROWS * PARTS; i += THREADS) {
         int row = i / PARTS, column = i % PARTS * 8;
         bool valid = first + row < limit && column < columns;
-        td_copy_16(td_shared_address(to + row * row_of<D>::ELEMENTS + column), valid ? from + (first + row) * stride + column : from, valid);
+        td_copy_16(td_shared_address(to + row * row_of<D>::ELEMENTS + column), valid ? from + (first + row) * stride + column : from,
+                   valid);
     }
 }
 
@@ -40,13 +41,15 @@ template <typename T, int D> static __device__ __forceinline__ void first_operan
 static __device__ __forceinline__ int plain_row(int begin) { return begin + threadIdx.x % 16; }
 
 /* sum[n] += a times rows 8 n to 8 n + 7 as columns: products of rows with rows. */
-template <typename T, int D, int N> static __device__ __forceinline__ void by_rows(float (*sum)[4], const uint32_t a[4], const T *rows, int k)
+template <typename T, int D, int N>
+static __device__ __forceinline__ void by_rows(float (*sum)[4], const uint32_t a[4], const T *rows, int k)
 {
     int lane = threadIdx.x % 32;
 #pragma unroll
     for (int n = 0; n < N / 16; n++) {
         uint32_t b[4];
-        td_load_matrices(b, td_shared_address(rows + (16 * n + lane % 8 + lane / 16 * 8) * row_of<D>::ELEMENTS + 16 * k + lane / 8 % 2 * 8));
+        td_load_matrices(b,
+                         td_shared_address(rows + (16 * n + lane % 8 + lane / 16 * 8) * row_of<D>::ELEMENTS + 16 * k + lane / 8 % 2 * 8));
         td_multiply_add<T>(sum[2 * n], a, b[0], b[1]);
         td_multiply_add<T>(sum[2 * n + 1], a, b[2], b[3]);
     }

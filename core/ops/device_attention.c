@@ -26,7 +26,8 @@ static const td_cudnn_plan *plan_for(td_context *td, const td_kernel *k, int64_t
     if (!plan || !plan->plan) return NULL;
     *bytes = td_attention_plan_bytes(&form, plan);
     if (*bytes <= td->options.workspace_bytes) return plan;
-    td_message(td, TD_LOG_WARNING, "%s: cuDNN wants %lld bytes of workspace, the cap is %lld: Tandem's own kernel computes it; raise workspace_bytes",
+    td_message(td, TD_LOG_WARNING,
+               "%s: cuDNN wants %lld bytes of workspace, the cap is %lld: Tandem's own kernel computes it; raise workspace_bytes",
                k->op->name, (long long)*bytes, (long long)td->options.workspace_bytes);
     return NULL;
 }

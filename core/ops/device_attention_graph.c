@@ -156,8 +156,10 @@ static void backward(builder *b)
     td_cudnn_tensor q = operand(b, Q, &at->q, at->heads, at->rows, at->depth), o = operand(b, O, &at->o, at->heads, at->rows, at->values);
     td_cudnn_tensor turned_k = turned_operand(b, K, &at->key, at->shared, at->keys, at->depth);
     td_cudnn_tensor turned_v = turned_operand(b, V, &at->value, at->shared, at->keys, at->values);
-    td_cudnn_tensor dy = operand(b, DO, &at->dy, at->heads, at->rows, at->values), dq = operand(b, DQ, &at->dq, at->heads, at->rows, at->depth);
-    td_cudnn_tensor dk = operand(b, DK, &at->dk, at->shared, at->keys, at->depth), dv = operand(b, DV, &at->dv, at->shared, at->keys, at->values);
+    td_cudnn_tensor dy = operand(b, DO, &at->dy, at->heads, at->rows, at->values),
+                    dq = operand(b, DQ, &at->dq, at->heads, at->rows, at->depth);
+    td_cudnn_tensor dk = operand(b, DK, &at->dk, at->shared, at->keys, at->depth),
+                    dv = operand(b, DV, &at->dv, at->shared, at->keys, at->values);
     td_cudnn_tensor dq_sum = kept(b, DQ_SUM, b->queries), scale = td_cudnn_scalar(g, SCALE, CUDNN_DATA_FLOAT);
 
     td_cudnn_tensor inner = inner_products(b, o, dy), p = probabilities(b, q, turned_k, scale);
@@ -189,13 +191,16 @@ bool td_attention_graph_serves(const td_kernel *k)
     for (int i = 0; is_backward && i < k->outputs; i++) narrow = narrow && k->out[i].dtype == k->in[0].dtype;
     bool aligned = is_aligned(&at.q) && is_aligned(&at.key) && is_aligned(&at.value) && is_aligned(&at.o);
     if (is_backward) aligned = aligned && is_aligned(&at.dy) && is_aligned(&at.dq) && is_aligned(&at.dk) && is_aligned(&at.dv);
-    bool sizes = at.batch && at.heads && at.rows > 1 && at.keys >= at.rows && at.depth == at.values && at.depth % 8 == 0 && at.depth && at.depth <= 128;
+    bool sizes = at.batch && at.heads && at.rows > 1 && at.keys >= at.rows && at.depth == at.values && at.depth % 8 == 0 && at.depth &&
+                 at.depth <= 128;
     return narrow && aligned && sizes && attr->p == 0 && !attr->window && !attr->lengths && !attr->positions;
 }
 
 td_attention_form td_attention_form_of(const td_kernel *k)
 {
-    return (td_attention_form){ .at = td_attention_layout_of(k), .dtype = k->in[0].dtype, .causal = ((const td_attention_attr *)k->attr)->causal,
+    return (td_attention_form){ .at = td_attention_layout_of(k),
+                                .dtype = k->in[0].dtype,
+                                .causal = ((const td_attention_attr *)k->attr)->causal,
                                 .backward = k->op == &td_op_attention_gradient };
 }
 
@@ -208,9 +213,9 @@ static void add_heads(td_text *key, const td_heads *x)
 static void add_key(td_text *key, const td_attention_form *form)
 {
     const td_attention_layout *at = &form->at;
-    td_text_add(key, "attention%s%s %s (%lld, %lld, %lld, %lld) of %lld keys, %lld heads", form->backward ? " gradient" : "", form->causal ? " causal" : "",
-                td_dtype_name(form->dtype), (long long)at->batch, (long long)at->heads, (long long)at->rows, (long long)at->depth, (long long)at->keys,
-                (long long)at->shared);
+    td_text_add(key, "attention%s%s %s (%lld, %lld, %lld, %lld) of %lld keys, %lld heads", form->backward ? " gradient" : "",
+                form->causal ? " causal" : "", td_dtype_name(form->dtype), (long long)at->batch, (long long)at->heads, (long long)at->rows,
+                (long long)at->depth, (long long)at->keys, (long long)at->shared);
     const td_heads *heads[] = { &at->q, &at->key, &at->value, &at->o, &at->dy, &at->dq, &at->dk, &at->dv };
     for (int i = 0; i < (form->backward ? 8 : 4); i++) add_heads(key, heads[i]);
 }
@@ -228,8 +233,8 @@ static const td_cudnn_plan *build(td_context *td, const td_attention_form *form,
         forward(&b);
     const td_cudnn_plan *plan = td_cudnn_build(GRAPH(&b), key);
     if (plan && !plan->plan)
-        td_message(td, TD_LOG_WARNING, "cuDNN %lld has no plan for %.*s (%s): Tandem's own kernel computes it", (long long)td_cudnn_version(td),
-                   (int)strcspn(key, ","), key, b.graph.reason);
+        td_message(td, TD_LOG_WARNING, "cuDNN %lld has no plan for %.*s (%s): Tandem's own kernel computes it",
+                   (long long)td_cudnn_version(td), (int)strcspn(key, ","), key, b.graph.reason);
     return plan;
 }
 
@@ -292,7 +297,8 @@ void td_attention_plan_run(const td_kernel *k, const td_cudnn_plan *plan)
         GIVE(INNER, room + p.inner);
         GIVE(DQ_SUM, room + p.dq_sum);
         GIVE(ONE, &one);
-        if (!td_cuda_ok(k->run->td, cudaMemsetAsync(room + p.dq_sum, 0, (size_t)(p.bytes - p.dq_sum), td_stream(k)), "clearing a sum")) return;
+        if (!td_cuda_ok(k->run->td, cudaMemsetAsync(room + p.dq_sum, 0, (size_t)(p.bytes - p.dq_sum), td_stream(k)), "clearing a sum"))
+            return;
     }
 #undef GIVE
     td_cudnn_run(k->run->td, plan, count, ids, pointers, room, td_stream(k));

@@ -15,7 +15,10 @@ static __device__ __forceinline__ uint32_t td_shared_address(const void *p) { re
 /* Four 8 x 8 matrices of 16-bit elements: lane l names a row of matrix l / 8. */
 static __device__ __forceinline__ void td_load_matrices(uint32_t to[4], uint32_t row)
 {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(row) : "memory");
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(row)
+                 : "memory");
 }
 
 static __device__ __forceinline__ void td_load_transposed(uint32_t to[4], uint32_t row)
@@ -61,6 +64,9 @@ static __device__ __forceinline__ void td_copy_4(uint32_t to, const void *from, 
 }
 static __device__ __forceinline__ void td_copies_end(void) { asm volatile("cp.async.commit_group;" ::: "memory"); }
 /* All but the last `newer` groups of this thread's copies are done. */
-template <int newer> static __device__ __forceinline__ void td_copies_wait(void) { asm volatile("cp.async.wait_group %0;" ::"n"(newer) : "memory"); }
+template <int newer> static __device__ __forceinline__ void td_copies_wait(void)
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(newer) : "memory");
+}
 
 #endif
