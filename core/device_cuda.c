@@ -204,8 +204,8 @@ static bool run_plan(td_context *td, td_planned *plan, cuda_plan *p, const cudaE
 /* ---- Under the profile
  *
  * Events lie between the calls, in the graph too, and are read when the step is done, which the host waits for. A call's time is from one
- * event to the next, the passing from call to call and the event itself included, a us or two. The last event is taken to be when the host
- * hears of it, a few us late. */
+ * event to the next, the passing from call to call and the event itself included, two or three us. Calls follow one another here. The last
+ * event is taken to be when the host hears of it, a few us late. */
 
 static void free_events(td_context *td, cuda_plan *p)
 {
