@@ -5,7 +5,6 @@
  * is read.
  */
 #include "core/device_cuda.h"
-#include "core/device_branches.h"
 #include "core/device_cudnn.h"
 #include "core/device_exchange.h"
 #include "core/device_nvrtc.h"
@@ -165,22 +164,12 @@ static bool call_all(td_context *td, td_planned *plan, const cudaEvent_t *events
     return td_exchange_land(td, &td->cuda->exchange, stream, plan);
 }
 
-/* A graph whose calls wait for what they need; with `events` between them, one after another. */
-static bool capture_calls(td_context *td, td_planned *plan, const cudaEvent_t *events)
-{
-    cudaStream_t stream = td->cuda->stream;
-    if (events) return call_all(td, plan, events, cudaEventRecordExternal);
-    bind_inputs(td, plan);
-    td->device_counts.calls += plan->task_count;
-    return td_branches_capture(td, plan, stream) && td_exchange_land(td, &td->cuda->exchange, stream, plan);
-}
-
 static bool capture(td_context *td, td_planned *plan, const cudaEvent_t *events, cudaGraphExec_t *to)
 {
     cudaStream_t stream = td->cuda->stream;
     cudaGraph_t graph = NULL;
     if (!td_cuda_ok(td, cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "beginning a graph")) return false;
-    bool called = capture_calls(td, plan, events);
+    bool called = call_all(td, plan, events, cudaEventRecordExternal);
     cudaError_t status = cudaStreamEndCapture(stream, &graph);
     if (called && td_cuda_ok(td, status, "ending a graph")) td_cuda_ok(td, cudaGraphInstantiate(to, graph, 0), "making a graph");
     if (graph) cudaGraphDestroy(graph);
@@ -204,8 +193,8 @@ static bool run_plan(td_context *td, td_planned *plan, cuda_plan *p, const cudaE
 /* ---- Under the profile
  *
  * Events lie between the calls, in the graph too, and are read when the step is done, which the host waits for. A call's time is from one
- * event to the next, the passing from call to call and the event itself included, two or three us. Calls follow one another here. The last
- * event is taken to be when the host hears of it, a few us late. */
+ * event to the next, the passing from call to call and the event itself included, two or three us. The last event is taken to be when
+ * the host hears of it, a few us late. */
 
 static void free_events(td_context *td, cuda_plan *p)
 {

@@ -206,7 +206,7 @@ static void print_machine(run_loop *run)
             1e-6 * (double)m->buffer_bytes);
     run_say(run, "floor: of each call the larger of FLOPs / peak and bytes / bandwidth; distance: ms / floor. What stays in a cache "
                  "comes faster than from memory, so a distance below 1 is possible.%s",
-            *m->name ? " Events between calls, whose time is in theirs, take two or three us each; calls that may run side by side did not." : "");
+            *m->name ? " Events between calls, whose time is in theirs, take two or three us each." : "");
 }
 
 void run_profile_print(run_loop *run, const run_profile_table *t)
