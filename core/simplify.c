@@ -6,7 +6,8 @@
  *   - the product with a constant 1 vanishes;
  *   - a gradient rule of one's own has had its say: the node that names it is its input 0;
  *   - the sum of parts that zeros pad is the parts joined: so the gradients of a value's slices come together;
- *   - a product of 16-bit operands whose only reader widens it gives f32 itself: it was accumulated in f32.
+ *   - a product of 16-bit operands whose only reader widens it gives f32 itself: it was accumulated in f32;
+ *   - so does a sum over 16-bit rows, the gradient of a bias, that is narrowed only to be widened.
  */
 #include "core/internal.h"
 #include "core/ops/list.h"
@@ -141,6 +142,18 @@ static td_id widened_product(simplification *s, const td_node *n)
                                            .attr_bytes = sizeof attr, .outputs = &value, .output_count = 1, .after = TD_NONE });
 }
 
+/* cast f32 (cast bf16 (sum)), the sum being f32: the sum. */
+static td_id widened_sum(const simplification *s, const td_node *n)
+{
+    if (n->op != &td_op_cast || s->in->values[n->output].dtype != TD_F32) return TD_NONE;
+    td_id narrow = s->in->inputs[n->input];
+    const td_node *cast = td_producer(s->in, narrow);
+    if (cast->op != &td_op_cast || s->readers[narrow] != 1) return TD_NONE;
+    td_id sum = s->in->inputs[cast->input];
+    bool wide = td_producer(s->in, sum)->op == &td_op_sum && s->in->values[sum].dtype == TD_F32 && s->in->values[narrow].dtype == TD_BF16;
+    return wide ? input_of(s, cast, 0) : TD_NONE;
+}
+
 /* The inputs of a concatenation, walked from the front: what of the one at hand is left. */
 typedef struct pieces {
     const td_id *id;
@@ -213,6 +226,7 @@ static bool simplify_node(simplification *s, uint32_t index)
     if (instead == TD_NONE) instead = without_product(s, &n);
     if (n.op == &td_op_with_gradient) instead = input_of(s, &n, 0);
     if (instead == TD_NONE) instead = widened_product(s, &n);
+    if (instead == TD_NONE) instead = widened_sum(s, &n);
     if (instead == TD_NONE) instead = joined_parts(s, &n);
     if (instead != TD_NONE) {
         s->map[n.output] = instead;
