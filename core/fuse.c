@@ -1,5 +1,5 @@
-/* fuse: attention absorbs the copies around it (absorb.c), chains of pointwise operations become single nodes that run tile by
- * tile.
+/* fuse: attention absorbs the copies around it (absorb.c), on a GPU the
+ * copies of parameters become one (members.c), and chains of pointwise operations single nodes that run tile by tile.
  *
  * Nodes are taken in order. A pointwise node joins the open groups whose values it reads, if its shape and placement are
  * theirs, and unites them; a group closes, and is emitted, when a node that cannot join reads one of its values. So
@@ -252,9 +252,15 @@ static td_program *fused(const td_program *in)
 
 td_program *td_fuse_pass(const td_program *in)
 {
-    td_program *absorbed = td_absorb_pass(in);
-    if (!absorbed) return NULL;
-    td_program *out = fused(absorbed);
-    td_program_free(absorbed);
-    return out;
+    td_program *(*const members)(const td_program *) = in->td->device->is_gpu ? td_members_pass : NULL;
+    td_program *(*const passes[])(const td_program *) = { td_absorb_pass, members, fused };
+    td_program *p = NULL;
+    for (size_t i = 0; i < sizeof passes / sizeof *passes; i++) {
+        if (!passes[i]) continue;
+        td_program *next = passes[i](p ? p : in);
+        td_program_free(p);
+        p = next;
+        if (!p) return NULL;
+    }
+    return p;
 }
