@@ -80,8 +80,9 @@ cublasStatus_t td_cublas_matmul(td_context *td, const td_matmul_call *call, cons
 {
     const struct td_cublas *b = *td_cublas_of(td);
     const td_matmul *m = call->matmul;
-    const float one = 1, zero = 0;
-    return b->Matmul(b->handle, m->desc, &one, call->first, m->layout[TD_FIRST], call->second, m->layout[TD_SECOND], &zero, call->result,
+    const float one = 1, zero = 0, *factor = call->added ? &one : &zero;
+    const void *added = call->added ? call->added : call->result;
+    return b->Matmul(b->handle, m->desc, &one, call->first, m->layout[TD_FIRST], call->second, m->layout[TD_SECOND], factor, added,
                      m->layout[TD_RESULT], call->result, m->layout[TD_RESULT], algo, call->workspace, call->workspace_bytes, call->stream);
 }
 
@@ -139,9 +140,10 @@ static bool describe(product *g, const td_onednn_product *p)
 static bool choose(product *g, const td_onednn_product *p, int which, uint32_t alignment, int64_t workspace_bytes)
 {
     char text[320];
-    snprintf(text, sizeof text, "%s x %s%s%s to %s, %lld of (%lld, %lld) x (%lld, %lld), strides %lld %lld %lld and %lld %lld %lld",
+    snprintf(text, sizeof text, "%s x %s%s%s to %s%s, %lld of (%lld, %lld) x (%lld, %lld), strides %lld %lld %lld and %lld %lld %lld",
              td_dtype_name(p->dtype), td_dtype_name(p->dtype), g->adds_bias ? " + " : "", g->adds_bias ? td_dtype_name(p->bias_dtype) : "",
-             td_dtype_name(p->out_dtype), (long long)p->batch, (long long)p->m, (long long)p->k, (long long)p->k, (long long)p->n,
+             td_dtype_name(p->out_dtype), p->adds ? " added to" : "", (long long)p->batch, (long long)p->m, (long long)p->k, (long long)p->k,
+             (long long)p->n,
              (long long)p->a_batch, (long long)p->a_row, (long long)p->a_column, (long long)p->b_batch, (long long)p->b_row, (long long)p->b_column);
     g->choice[which] = td_choice_for(g->td, &g->matmul, text, alignment, workspace_bytes);
     return g->choice[which] != NULL;
@@ -167,7 +169,7 @@ static td_onednn_product typed(const td_kernel *k, td_onednn_product p)
 {
     p.dtype = k->in[0].dtype;
     p.out_dtype = k->out[0].dtype;
-    p.has_bias = k->inputs > 2;
+    p.has_bias = k->inputs - p.adds > 2;
     p.bias_dtype = p.has_bias ? k->in[2].dtype : p.dtype;
     return p;
 }
@@ -197,11 +199,24 @@ bool td_cublas_prepare(td_context *td, const td_kernel *k, td_onednn_product p, 
     return chosen;
 }
 
-static bool is_aligned(const td_kernel *k)
+static const td_arg *added(const td_kernel *k, const td_onednn_product *p) { return p->adds ? &k->in[k->inputs - 1] : NULL; }
+
+static bool is_aligned(const td_kernel *k, const td_onednn_product *p)
 {
     for (int i = 0; i < 2; i++)
         if ((uintptr_t)k->in[i].data % ALIGNED) return false;
-    return (uintptr_t)k->out[0].data % ALIGNED == 0;
+    return (uintptr_t)k->out[0].data % ALIGNED == 0 && (!p->adds || (uintptr_t)added(k, p)->data % ALIGNED == 0);
+}
+
+/* The product over nothing: what is added to it, or zeros; then the bias. */
+static void run_empty(const td_kernel *k, const td_onednn_product *p)
+{
+    const td_arg *from = added(k, p), *to = &k->out[0];
+    size_t bytes = (size_t)td_arg_bytes(to);
+    if (!bytes) return;
+    cudaError_t status = from ? cudaMemcpyAsync(to->data, from->data, bytes, cudaMemcpyDeviceToDevice, td_stream(k))
+                              : cudaMemsetAsync(to->data, 0, bytes, td_stream(k));
+    if (td_cuda_ok(k->run->td, status, "clearing a product over nothing") && p->has_bias) td_product_add_bias(k, p->batch * p->m, p->n);
 }
 
 void td_cublas_run(const td_kernel *k, const td_onednn_product *untyped)
@@ -210,18 +225,17 @@ void td_cublas_run(const td_kernel *k, const td_onednn_product *untyped)
     td_context *td = k->run->td;
     product *g = k->prepared;
     if (is_empty(&p)) {
-        if (td_arg_bytes(&k->out[0]) &&
-            td_cuda_ok(td, cudaMemsetAsync(k->out[0].data, 0, (size_t)td_arg_bytes(&k->out[0]), td_stream(k)), "clearing a product over nothing") && p.has_bias)
-            td_product_add_bias(k, p.batch * p.m, p.n);
+        run_empty(k, &p);
         return;
     }
-    int which = is_aligned(k) ? 0 : 1;
+    int which = is_aligned(k, &p) ? 0 : 1;
     if (!g->choice[which] && !choose(g, &p, which, (uint32_t)td_dtype_size(p.dtype), g->workspace_bytes)) {
         td_fail(td, TD_ERROR_UNSUPPORTED, "%s: cuBLASLt has no way for operands at odd places", k->op->name);
         return;
     }
     if (g->adds_bias && !set(g, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &k->in[2].data, sizeof k->in[2].data)) return;
-    td_matmul_call call = { .matmul = &g->matmul, .first = k->in[1].data, .second = k->in[0].data, .result = k->out[0].data, .workspace = k->workspace,
+    td_matmul_call call = { .matmul = &g->matmul, .first = k->in[1].data, .second = k->in[0].data, .result = k->out[0].data,
+                            .added = p.adds ? added(k, &p)->data : NULL, .workspace = k->workspace,
                             .workspace_bytes = (size_t)g->workspace_bytes, .stream = td_stream(k) };
     if (td_choice_settle(td, g->choice[which], &call) &&
         td_cublas_ok(td, td_cublas_matmul(td, &call, &g->choice[which]->found[0].algo), k->op->name) && p.has_bias && !g->adds_bias)

@@ -50,6 +50,7 @@ typedef struct td_matmul {
 typedef struct td_matmul_call {
     const td_matmul *matmul;
     const void *first, *second;
+    const void *added;                        /* of the result's layout; NULL: nothing */
     void *result, *workspace;
     size_t workspace_bytes;
     cudaStream_t stream;

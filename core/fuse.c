@@ -1,4 +1,4 @@
-/* fuse: attention absorbs the copies around it (absorb.c), on a GPU the
+/* fuse: attention absorbs the copies around it (absorb.c), products, norms and losses what follows them (epilogue.c), on a GPU the
  * copies of parameters become one (members.c), and chains of pointwise operations single nodes that run tile by tile.
  *
  * Nodes are taken in order. A pointwise node joins the open groups whose values it reads, if its shape and placement are
@@ -253,7 +253,7 @@ static td_program *fused(const td_program *in)
 td_program *td_fuse_pass(const td_program *in)
 {
     td_program *(*const members)(const td_program *) = in->td->device->is_gpu ? td_members_pass : NULL;
-    td_program *(*const passes[])(const td_program *) = { td_absorb_pass, members, fused };
+    td_program *(*const passes[])(const td_program *) = { td_absorb_pass, td_epilogue_pass, members, fused };
     td_program *p = NULL;
     for (size_t i = 0; i < sizeof passes / sizeof *passes; i++) {
         if (!passes[i]) continue;

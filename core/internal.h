@@ -276,7 +276,8 @@ td_program *td_precision_pass(const td_program *in);
 td_program *td_differentiate_pass(const td_program *in, td_purpose purpose);
 td_program *td_simplify_pass(const td_program *in);
 td_program *td_absorb_pass(const td_program *in);         /* the first part of fuse */
-td_program *td_members_pass(const td_program *in);        /* the second, on a GPU */
+td_program *td_epilogue_pass(const td_program *in);       /* the second */
+td_program *td_members_pass(const td_program *in);        /* the third, on a GPU */
 td_program *td_fuse_pass(const td_program *in);
 /* Which nodes are needed: bytes of 0 or 1, one a node, from the context ("program"). */
 char *td_live_nodes(const td_program *p);

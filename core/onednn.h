@@ -18,6 +18,7 @@ typedef struct td_onednn_product {
     int64_t b_batch, b_row, b_column;    /* b_batch 0: one B for all */
     td_dtype dtype, bias_dtype, out_dtype;
     bool has_bias;
+    bool adds;                           /* to C, by the caller: the kernel's last input, of C's shape */
 } td_onednn_product;
 
 /* Makes the primitive: fills out->prepared and out->workspace_bytes. False and an error when the library cannot. */

@@ -5,7 +5,7 @@
  */
 #include <time.h>
 
-#include "core/internal.h"
+#include "core/ops/norm.h"
 #include "core/ops/attention.h"
 #include "models/gpt/gpt.h"
 #include "tests/cases.h"
@@ -403,6 +403,82 @@ START_TEST(test_a_replayed_step_allocates_nothing_and_is_a_graph)
 }
 END_TEST
 
+/* ---- What only fuse makes: norms of each kernel's lengths, written in 16 bits, their gradients added and written twice */
+
+enum { NORM_ROWS = 37, NORM_VALUES = 3 };
+
+/* dx + r, the narrow dx + r and the narrow norm, widened, (rows, columns) each. */
+static void norm_values(td_context *td, int64_t columns, td_dtype narrow, double *to)
+{
+    static float data[4][NORM_ROWS * 9001];
+    td_tensor in[4]; /* x, weight, dy, r */
+    for (int i = 0; i < 4; i++) {
+        td_shape shape = i == 1 ? TD_SHAPE(columns) : TD_SHAPE(NORM_ROWS, columns);
+        for (int64_t e = 0; e < td_shape_elements(shape); e++) data[i][e] = (float)check_normal((uint64_t)(e * 4 + i));
+        in[i] = td_input(td, "in", TD_F32, shape, data[i]);
+    }
+    const td_norm_attr attr = { .eps = 1e-5, .centered = 1, .bias = 1, .narrow = (int32_t)narrow, .adds = 1 };
+    td_tensor dx = td_record(&td_op_norm_gradient, TD_HERE, 4, in, &attr);
+    td_tensor y = td_record(&td_op_layer_norm, TD_HERE, 2, in, &(td_norm_attr){ .eps = 1e-5, .centered = 1, .narrow = (int32_t)narrow });
+    td_tensor values[NORM_VALUES] = { dx, td_cast(td_output(dx, 3), TD_F32), td_cast(y, TD_F32) };
+    for (int v = 0; v < NORM_VALUES; v++) td_keep(values[v]);
+    ck_assert_msg(td_step(td), "%s", td_error_text(td));
+    for (int v = 0; v < NORM_VALUES; v++)
+        memcpy(to + v * NORM_ROWS * columns, check_read(values[v], "a norm", __FILE__, __LINE__), (size_t)(NORM_ROWS * columns) * sizeof *to);
+}
+
+START_TEST(test_norms_that_add_and_narrow_equal_the_cpu)
+{
+    if (!gpu_for(__func__)) return;
+    static const int64_t columns[] = { 5, 64, 384, 768, 1536, 3072, 6144, 9001 };
+    static double want[NORM_VALUES * NORM_ROWS * 9001], got[NORM_VALUES * NORM_ROWS * 9001];
+    td_context *gpu = open_gpu(TD_F32, true), *cpu = open_cpu(TD_F32);
+    for (size_t i = 0; i < 2 * sizeof columns / sizeof *columns; i++) {
+        int64_t width = columns[i / 2], count = NORM_ROWS * width;
+        td_dtype narrow = i % 2 ? TD_F16 : TD_BF16;
+        norm_values(cpu, width, narrow, want);
+        norm_values(gpu, width, narrow, got);
+        for (int v = 0; v < NORM_VALUES; v++) {
+            double error = relative_error(got + v * count, want + v * count, count);
+            ck_assert_msg(error <= (v ? 1e-3 : 1e-5), "%lld columns, %s, value %d: off by %.3g", (long long)width, td_dtype_name(narrow), v, error);
+        }
+    }
+    td_close(gpu);
+    td_close(cpu);
+}
+END_TEST
+
+/* The loss that comes with the gradient. */
+START_TEST(test_a_loss_with_its_gradient_equals_the_cpu)
+{
+    if (!gpu_for(__func__)) return;
+    static const int64_t classes[] = { 10, 65, 1031, 20000 };
+    enum { ROWS = 12 };
+    static float logits[ROWS * 20000];
+    int32_t labels[ROWS];
+    for (int i = 0; i < ROWS * 20000; i++) logits[i] = (float)check_normal((uint64_t)i);
+    for (size_t i = 0; i < sizeof classes / sizeof *classes; i++) {
+        const double *values[2][2];
+        td_context *on[2] = { open_cpu(TD_F32), open_gpu(TD_F32, true) };
+        for (int r = 0; r < ROWS; r++) labels[r] = (int32_t)(r * 7919 % classes[i]);
+        for (int d = 0; d < 2; d++) {
+            td_tensor x = td_input(on[d], "x", TD_F32, TD_SHAPE(ROWS, classes[i]), logits);
+            td_tensor loss = td_cross_entropy(x, td_input(on[d], "labels", TD_I32, TD_SHAPE(ROWS), labels)), dx = td_gradient(loss, x);
+            td_keep(loss);
+            td_keep(dx);
+            ck_assert_msg(td_step(on[d]), "%s", td_error_text(on[d]));
+            values[d][0] = check_read(loss, "the loss", __FILE__, __LINE__);
+            values[d][1] = check_read(dx, "its gradient", __FILE__, __LINE__);
+        }
+        ck_assert_double_le(relative_error(values[1][0], values[0][0], 1), 1e-5);
+        ck_assert_double_le(relative_error(values[1][1], values[0][1], ROWS * classes[i]), 1e-5);
+        td_close(on[0]);
+        td_close(on[1]);
+    }
+}
+END_TEST
+
 TESTS("cuda", test_what_cannot_be_had_is_said, test_operations_equal_the_cpu_in_poisoned_memory, test_operations_equal_the_cpu_as_graphs,
+      test_norms_that_add_and_narrow_equal_the_cpu, test_a_loss_with_its_gradient_equals_the_cpu,
       test_attention_in_16_bits_is_that_in_f32, test_deterministic_attention_gives_the_same_bits,
       test_curves_equal_the_cpu, test_a_rerun_gives_the_same_bits, test_a_replayed_step_allocates_nothing_and_is_a_graph)

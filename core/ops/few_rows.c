@@ -38,12 +38,12 @@ static void tile(const few_rows *f, int64_t j, int64_t columns)
     const td_kernel *k = f->k;
     const td_arg *y = &k->out[0];
     float sums[TILE], bias[TILE];
-    if (k->inputs > 2) td_load_f32(bias, k->in[2].dtype, td_arg_at(&k->in[2], j), columns);
+    if (f->p->has_bias) td_load_f32(bias, k->in[2].dtype, td_arg_at(&k->in[2], j), columns);
     for (int64_t row = 0; row < f->p->m; row++) {
         const float *x = f->x + row * f->p->k;
         const char *w = td_arg_at(&k->in[1], j * f->p->k);
         f->row(f->p->dtype, x, w, f->p->k, columns, sums);
-        for (int64_t c = 0; k->inputs > 2 && c < columns; c++) sums[c] += bias[c];
+        for (int64_t c = 0; f->p->has_bias && c < columns; c++) sums[c] += bias[c];
         td_store_f32(td_arg_at(y, row * f->p->n + j), y->dtype, sums, columns);
     }
 }

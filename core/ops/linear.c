@@ -1,4 +1,4 @@
-/* linear: y = x W^T + b.
+/* linear: y = x W^T + b; linear_add: x W^T + b + d with d of y's shape, which fuse makes of a layer and an addition.
  *
  *     x (..., in)  W (out, in)  b (out)   ->   y (..., out)
  *
@@ -60,6 +60,28 @@ static void linear_place(const td_program *p, const td_node *n, td_place_rule *r
     rule->added = 1 << 2;
 }
 
+static bool linear_add_shape(td_call *call) { return linear_shape(call) && td_product_adds(call, 3); }
+
+static void linear_add_gradient(const td_gradient_call *g)
+{
+    linear_gradient(g);
+    if (g->wanted[3])
+        td_gradient_set(g, 3, g->dout[0]);
+}
+
+static td_tensor linear_add_decomposed(const td_gradient_call *call)
+{
+    td_tensor y = linear_decomposed(call), d = call->in[3];
+    return td_add_at(td_as(y, td_dtype_at(d), call->here), d, call->here);
+}
+
+static void linear_add_place(const td_program *p, const td_node *n, td_place_rule *rule)
+{
+    linear_place(p, n, rule);
+    memcpy(rule->in[3], rule->out[0], sizeof rule->in[3]);
+    rule->added |= 1 << 3;
+}
+
 /* Of a contracted dimension that ranks share unevenly, what exists here counts. */
 static td_onednn_product linear_product(const td_kernel *k)
 {
@@ -68,7 +90,7 @@ static td_onednn_product linear_product(const td_kernel *k)
     return (td_onednn_product){
         .batch = 1, .m = td_shape_product(y, 0, (int)y.rank - 1), .n = out,
         .k = td_arg_extent(k->run ? k->run->mesh : NULL, &k->in[0], (int)y.rank - 1).valid,
-        .a_row = in, .a_column = 1, .b_row = 1, .b_column = in,
+        .a_row = in, .a_column = 1, .b_row = 1, .b_column = in, .adds = k->inputs > 3,
     };
 }
 
@@ -127,6 +149,30 @@ const td_op td_op_linear = {
     .cpu       = linear_cpu,
     .cuda      = TD_CUDA(linear_cuda, linear_cuda_prepare, td_cublas_release),
     .cases     = linear_cases,
+};
+
+static const td_case linear_add_cases[] = {
+    { .in = { TD_RANDN(4, 3), TD_RANDN(5, 3), TD_RANDN(5), TD_RANDN(4, 5) } },
+    { .in = { TD_RANDN(2, 3, 7), TD_RANDN(4, 7), TD_RANDN(4), TD_RANDN(2, 3, 4) }, .note = "two dimensions of rows" },
+    { .in = { TD_RANDN(40, 24), TD_RANDN(16, 24), TD_RANDN(16), TD_RANDN(40, 16) }, .note = "whole vectors" },
+    { .in = { TD_RANDN(0, 3), TD_RANDN(5, 3), TD_RANDN(5), TD_RANDN(0, 5) }, .note = "no rows" },
+    TD_CASES_END
+};
+
+const td_op td_op_linear_add = {
+    .name      = "linear_add",
+    .inputs    = 4,
+    .shape     = linear_add_shape,
+    .gradient  = linear_add_gradient,
+    .decompose = linear_add_decomposed,
+    .place     = linear_add_place,
+    .precision = TD_PRODUCT,
+    .cost      = linear_cost,
+    .prepare   = linear_prepare,
+    .release   = td_onednn_release,
+    .cpu       = linear_cpu,
+    .cuda      = TD_CUDA(linear_cuda, linear_cuda_prepare, td_cublas_release),
+    .cases     = linear_add_cases,
 };
 
 td_tensor td_linear_at(td_tensor x, td_tensor weight, td_tensor bias, td_here here)

@@ -4,7 +4,8 @@
  *     cross_entropy_gradient  logits, labels, d (...)            ->  (softmax(logits) - onehot(label)) d, like logits
  *
  * A label outside [0, C) gives NaN. A row is read once for its loss and twice for its gradient; nothing of its size is
- * kept between. The losses a model calls are means of these whose denominators are those of the global batch:
+ * kept between. Where both are wanted at once the gradient gives the loss, too, as a second output: fuse makes such nodes.
+ * The losses a model calls are means of these whose denominators are those of the global batch:
  *
  *     td_cross_entropy = mean rows, or sum w rows / sum w;    td_mse = mean (y - target)^2
  */
@@ -194,6 +195,10 @@ static void slope_range(void *user, int64_t begin, int64_t end)
             td_load_f64(&chosen, x->dtype, td_arg_at(x, row * classes + label), 1);
         td_row_sum s = td_row_sum_exp(x, row * classes, classes);
         td_row_softmax(x, y, row * classes, classes, s, label < 0 ? NAN : scale);
+        if (k->outputs > 1) {
+            double loss = log(s.sum) - (chosen - s.max);
+            td_store_f64(td_arg_at(&k->out[1], row), k->out[1].dtype, &loss, 1);
+        }
         if (label < 0)
             continue;
         chosen = (exp(chosen - s.max) / s.sum - 1) * scale; /* not yet rounded: near 1 the difference is all there is */

@@ -25,10 +25,10 @@ static __device__ __forceinline__ float scale_at(const void *d, td_dtype dtype, 
     return dtype == TD_F32 ? ((const float *)d)[row] : dtype == TD_BF16 ? td_wide(((const __nv_bfloat16 *)d)[row]) : td_wide(((const __half *)d)[row]);
 }
 
-/* y may be x: the logit of the label is read by all threads before any of them writes. */
+/* y may be x: the logit of the label is read by all threads before any of them writes. `loss` may be NULL. */
 template <int threads, typename T>
 static __global__ void __launch_bounds__(TD_ROW_BLOCK(threads))
-gradient_kernel(const T *x, const int32_t *labels, const void *d, td_dtype d_dtype, T *y, int64_t rows, int64_t classes)
+gradient_kernel(const T *x, const int32_t *labels, const void *d, td_dtype d_dtype, T *y, float *loss, int64_t rows, int64_t classes)
 {
     TD_FOR_ROWS(row, rows, threads) {
         int64_t label = label_of(labels, row, rows, classes), count = row < rows ? classes : 0;
@@ -36,6 +36,7 @@ gradient_kernel(const T *x, const int32_t *labels, const void *d, td_dtype d_dty
         float chosen = label < 0 ? 0 : td_wide(x[row * classes + label]);
         td_row_max_sum s = td_row_max_sum_of<threads>(x + row * classes, count);
         float factor = scale / s.sum;
+        if (loss && row < rows && td_group_lane<threads>() == 0) loss[row] = label < 0 ? CUDART_NAN_F : logf(s.sum) - (chosen - s.max);
         if (threads <= 32) __syncwarp();
         td_group_visit<threads>(x + row * classes, count, [&](int64_t at, auto pack) {
             constexpr int width = sizeof pack / sizeof(T);
@@ -76,11 +77,12 @@ template <typename T> static void cross_entropy_gradient(const td_kernel *k)
     const int32_t *labels = (const int32_t *)k->in[1].data;
     const td_arg *d = &k->in[2];
     T *y = (T *)k->out[0].data;
+    float *loss = k->outputs > 1 ? (float *)k->out[1].data : NULL;
     int64_t classes = td_arg_last(&k->in[0]), elements = td_arg_elements(&k->in[0]);
     if (elements == 0) return;
     int64_t rows = elements / classes;
     TD_ROW_THREADS(classes, gradient_kernel<threads><<<td_row_blocks(rows, threads), TD_ROW_BLOCK(threads), 0, td_stream(k)>>>(
-                                x, labels, d->data, d->dtype, y, rows, classes))
+                                x, labels, d->data, d->dtype, y, loss, rows, classes))
     td_cuda_launched(k);
 }
 

@@ -1,4 +1,4 @@
-/* matmul: C = A B, batched.
+/* matmul: C = A B, batched; matmul_add: A B + D with D of C's shape, which fuse makes of a product and an addition.
  *
  *     a (..., m, k)  b (..., k, n) or (k, n)   ->   (..., m, n)       flags swap the last two dimensions of a, of b
  *
@@ -95,8 +95,6 @@ static void matmul_place(const td_program *p, const td_node *n, td_place_rule *r
     rule->out[0][rank - 1] = columns;
 }
 
-/* ---- Kernel --------------------------------------------------------------------------------------------- */
-
 /* Local sizes and strides. Where the contracted dimension is sharded unevenly, only what exists of it counts. */
 static td_onednn_product matmul_product(const td_kernel *k)
 {
@@ -105,6 +103,7 @@ static td_onednn_product matmul_product(const td_kernel *k)
     int rank = (int)a.rank, contracted = rank - 1 - attr->transpose_a;
     int64_t depth = a.dim[contracted];
     td_onednn_product p = {
+        .adds = k->inputs > 2,
         .batch = td_shape_product(a, 0, rank - 2), .m = c.dim[rank - 2], .n = c.dim[rank - 1],
         .k = td_arg_extent(k->run ? k->run->mesh : NULL, &k->in[0], contracted).valid,
         .a_row = attr->transpose_a ? 1 : depth, .a_column = attr->transpose_a ? c.dim[rank - 2] : 1,
@@ -118,6 +117,33 @@ static td_onednn_product matmul_product(const td_kernel *k)
     }
     return p;
 }
+
+/* ---- matmul_add ------------------------------------------------------------------------------------------ */
+
+static bool matmul_add_shape(td_call *call)
+{
+    td_call product = *call;
+    const td_value *operands[2] = { call->in[0], call->in[1] };
+    product.inputs = 2;
+    product.in = operands;
+    return matmul_shape(&product) && td_product_adds(call, 2);
+}
+
+static void matmul_add_gradient(const td_gradient_call *g)
+{
+    matmul_gradient(g);
+    if (g->wanted[2])
+        td_gradient_set(g, 2, g->dout[0]);
+}
+
+static void matmul_add_place(const td_program *p, const td_node *n, td_place_rule *rule)
+{
+    matmul_place(p, n, rule);
+    memcpy(rule->in[2], rule->out[0], sizeof rule->in[2]);
+    rule->added = 1 << 2;
+}
+
+/* ---- Kernels --------------------------------------------------------------------------------------------- */
 
 static bool matmul_prepare(td_context *td, const td_kernel *k, td_preparation *out)
 {
@@ -192,6 +218,32 @@ const td_op td_op_matmul = {
     .cuda       = TD_CUDA(matmul_cuda, matmul_cuda_prepare, td_cublas_release),
     .print      = matmul_print,
     .cases      = matmul_cases,
+};
+
+static const td_case matmul_add_cases[] = {
+    { .in = { TD_RANDN(3, 4), TD_RANDN(4, 5), TD_RANDN(3, 5) }, .attr = FLAGS(0, 0) },
+    { .in = { TD_RANDN(2, 3, 4), TD_RANDN(5, 4), TD_RANDN(2, 3, 5) }, .attr = FLAGS(0, 1), .note = "one b for all" },
+    { .in = { TD_RANDN(2, 4, 3), TD_RANDN(2, 4, 5), TD_RANDN(2, 3, 5) }, .attr = FLAGS(1, 0), .note = "batched" },
+    { .in = { TD_RANDN(40, 24), TD_RANDN(24, 16), TD_RANDN(40, 16) }, .attr = FLAGS(0, 0), .note = "whole vectors" },
+    { .in = { TD_RANDN(3, 0), TD_RANDN(0, 5), TD_RANDN(3, 5) }, .attr = FLAGS(0, 0), .note = "a sum over nothing" },
+    TD_CASES_END
+};
+
+const td_op td_op_matmul_add = {
+    .name       = "matmul_add",
+    .inputs     = 3,
+    .attr_bytes = sizeof(op_matmul_attr),
+    .shape      = matmul_add_shape,
+    .gradient   = matmul_add_gradient,
+    .place      = matmul_add_place,
+    .precision  = TD_PRODUCT,
+    .cost       = matmul_cost,
+    .prepare    = matmul_prepare,
+    .release    = td_onednn_release,
+    .cpu        = matmul_cpu,
+    .cuda       = TD_CUDA(matmul_cuda, matmul_cuda_prepare, td_cublas_release),
+    .print      = matmul_print,
+    .cases      = matmul_add_cases,
 };
 
 td_tensor td_matmul_at(td_tensor a, td_tensor b, int transpose_a, int transpose_b, td_here here)

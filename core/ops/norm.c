@@ -2,9 +2,10 @@
  *
  *     layer_norm     x (..., D) float, weight (D)[, bias (D)]  ->  (x - mean) / sqrt(variance + eps) weight + bias
  *     rms_norm       x (..., D) float, weight (D)              ->  x / sqrt(mean x^2 + eps) weight
- *     norm_gradient  x, weight, dy (..., D)                    ->  dx (..., D) like x, dweight (D)[, dbias (D)]
+ *     norm_gradient  x, weight, dy (..., D)[, r (..., D)]      ->  dx[ + r] (..., D) like x, dweight (D)[, dbias (D)][, dx narrow]
  *
- * Sums, weights and results are f32, or f64 for f64. Nothing is kept for the backward but x: the moments of its rows are
+ * Sums, weights and results are f32, or f64 for f64. r and what is narrow (norm.h) go with f32: fuse makes such nodes. A sum dx + r is
+ * rounded where the gradient and an addition would. Nothing is kept for the backward but x: the moments of its rows are
  * taken again. dweight and dbias are summed in chunks of rows that depend on the shape alone, so they are the same
  * whatever the number of threads.
  */
@@ -60,10 +61,11 @@ static bool norm_fits(const td_call *call, int weights)
 
 static bool norm_shape(td_call *call)
 {
+    const td_norm_attr *attr = call->attr;
     if (!norm_fits(call, call->inputs - 1))
         return false;
     call->out[0].shape = call->in[0]->shape;
-    call->out[0].dtype = (uint8_t)td_wide_dtype((td_dtype)call->in[0]->dtype);
+    call->out[0].dtype = (uint8_t)(attr->narrow ? (td_dtype)attr->narrow : td_wide_dtype((td_dtype)call->in[0]->dtype));
     return true;
 }
 
@@ -80,6 +82,10 @@ static void norm_print(const td_program *p, const td_node *n, char *to, size_t r
     const td_norm_attr *attr = td_node_attr(p, n);
     td_print line = { .to = to, .room = room };
     td_print_add(&line, "eps %g", attr->eps);
+    if (attr->adds)
+        td_print_add(&line, " + r");
+    if (attr->narrow)
+        td_print_add(&line, " to %s", td_dtype_name((td_dtype)attr->narrow));
 }
 
 static void norm_gradient_rule(const td_gradient_call *g)
@@ -119,7 +125,7 @@ static td_cost norm_cost(const td_kernel *k)
 
 /* ---- Parts: a thread's share of the rows, with room for rows in another dtype --------------------------------- */
 
-enum { ROOMS = 3 }; /* x, dy, dx */
+enum { ROOMS = 2 }; /* x, and y or dx */
 
 typedef struct norm_work {
     const td_kernel *k;
@@ -127,7 +133,7 @@ typedef struct norm_work {
     int64_t rows, columns, parts;
     int64_t chunk_rows, chunks;               /* of norm_gradient */
     char *sums;                               /* (chunks, 2, D) of the wide dtype */
-    char *rooms;                              /* (parts, ROOMS, D) f32, for 16-bit operands */
+    char *rooms;                              /* (parts, ROOMS, D) f32, for operands of 16 bits */
 } norm_work;
 
 static norm_work work_of(const td_kernel *k)
@@ -154,7 +160,7 @@ static bool norm_prepare(td_context *td, const td_kernel *k, td_preparation *out
     norm_work w = work_of(k);
     if (k->op == &td_op_norm_gradient)
         out->workspace_bytes = sums_bytes(&w);
-    if (td_wide_dtype(k->in[0].dtype) != k->in[0].dtype)
+    if (td_wide_dtype(k->in[0].dtype) != k->in[0].dtype || ((const td_norm_attr *)k->attr)->narrow)
         out->workspace_bytes += w.parts * ROOMS * w.columns * (int64_t)sizeof(float);
     return true;
 }
@@ -173,12 +179,14 @@ static void forward_part(void *user, int64_t part, int64_t end)
     const void *bias = w->k->inputs > 2 ? in[2].data : NULL;
     for (int64_t row = w->rows * part / w->parts; row < w->rows * (part + 1) / w->parts; row++) {
         const void *x = td_arg_at(&in[0], row * w->columns);
-        void *y = td_arg_at(&w->k->out[0], row * w->columns);
+        void *y = td_arg_at(&w->k->out[0], row * w->columns), *wide = attr->narrow ? room_of(w, part, 1) : y;
         if (in[0].dtype == TD_F64)
             forward_f64(attr, x, in[1].data, bias, y, w->columns);
         else
-            w->f32->forward(attr, td_view_f32(in[0].dtype, x, w->columns, room_of(w, part, 0)), in[1].data, bias, y,
+            w->f32->forward(attr, td_view_f32(in[0].dtype, x, w->columns, room_of(w, part, 0)), in[1].data, bias, wide,
                         w->columns);
+        if (attr->narrow)
+            td_store_f32(y, (td_dtype)attr->narrow, wide, w->columns);
     }
 }
 
@@ -265,14 +273,21 @@ static bool gradient_shape(td_call *call)
     const td_norm_attr *attr = call->attr;
     if (!norm_fits(call, 1))
         return false;
-    if (!td_shape_equal(call->in[2]->shape, call->in[0]->shape) || call->in[2]->dtype != call->in[1]->dtype)
-        return td_call_fail(call, "the gradient differs from x in shape, or from the weight in dtype");
+    if (call->inputs != 3 + attr->adds)
+        return td_call_fail(call, "needs %d operands, got %d", 3 + attr->adds, call->inputs);
+    for (int i = 2; i < call->inputs; i++)
+        if (!td_shape_equal(call->in[i]->shape, call->in[0]->shape) || call->in[i]->dtype != call->in[1]->dtype)
+            return td_call_fail(call, "the gradient differs from x in shape, or from the weight in dtype");
+    if ((attr->adds || attr->narrow) && call->in[0]->dtype != TD_F32)
+        return td_call_fail(call, "adds to, and narrows, f32 alone, not %s", td_dtype_name((td_dtype)call->in[0]->dtype));
     td_call_like(call, 0);
-    call->outputs = attr->bias ? 3 : 2;
+    call->outputs = 2 + attr->bias;
     for (int k = 1; k < call->outputs; k++) {
         call->out[k] = (td_value){ .shape = call->in[1]->shape };
         call->out[k].dtype = call->in[1]->dtype;
     }
+    if (attr->narrow)
+        call->out[call->outputs++] = (td_value){ .shape = call->in[0]->shape, .dtype = (uint8_t)attr->narrow };
     return true;
 }
 
@@ -289,9 +304,13 @@ static void gradient_parts(const td_gradient_call *call, td_tensor *out)
     if (attr->centered)
         rest = td_sub_at(rest, td_mean_at(g, TD_LAST, TD_KEEP, here), here);
     out[0] = td_as(td_mul_at(scale, rest, here), td_dtype_at(call->in[0]), here);
+    if (attr->adds)
+        out[0] = td_add_at(out[0], call->in[3], here);
     out[1] = td_sum_to_at(td_mul_at(dy, n, here), td_shape_at(weight), here);
     if (attr->bias)
         out[2] = td_sum_to_at(dy, td_shape_at(weight), here);
+    if (attr->narrow)
+        out[2 + attr->bias] = td_as(out[0], (td_dtype)attr->narrow, here);
 }
 
 static void gradient_gradient(const td_gradient_call *g)
@@ -308,8 +327,28 @@ static td_tensor gradient_decomposed(const td_gradient_call *call)
 
 static void gradient_place(const td_program *p, const td_node *n, td_place_rule *rule)
 {
+    const td_norm_attr *attr = td_node_attr(p, n);
     norm_place(p, n, rule); /* the weights' gradients lack the rows: they are sums over ranks */
     memcpy(rule->in[2], rule->in[0], sizeof rule->in[2]);
+    memcpy(rule->in[3], rule->in[0], sizeof rule->in[3]);
+    if (attr->narrow) /* a last output with rows has no rule: as a whole */
+        memset(rule, 0, sizeof *rule);
+}
+
+/* What is done to a row of dx that lies where it belongs. */
+static void finish_row(const norm_work *w, int64_t row)
+{
+    const td_kernel *k = w->k;
+    const td_norm_attr *attr = k->attr;
+    float *dx = td_arg_at(&k->out[0], row * w->columns);
+    if (attr->adds) {
+        const float *r = td_arg_at(&k->in[3], row * w->columns);
+        TD_SIMD
+        for (int64_t i = 0; i < w->columns; i++)
+            dx[i] = r[i] + dx[i];
+    }
+    if (attr->narrow)
+        td_store_f32(td_arg_at(&k->out[k->outputs - 1], row * w->columns), (td_dtype)attr->narrow, dx, w->columns);
 }
 
 /* Row `row`, whose sums go to chunk `chunk`. */
@@ -348,6 +387,7 @@ static void backward_part(void *user, int64_t part, int64_t end)
                 backward_row(w, part, chunk, row);
             else
                 memset(td_arg_at(dx, row * w->columns), 0, (size_t)(w->columns * td_dtype_size(dx->dtype)));
+            finish_row(w, row);
         }
     }
 }
@@ -358,7 +398,7 @@ static void join_columns(void *user, int64_t begin, int64_t end)
     const norm_work *w = user;
     const td_kernel *k = w->k;
     bool wide = k->in[0].dtype == TD_F64;
-    for (int out = 1; out < k->outputs; out++) {
+    for (int out = 1; out <= 1 + ((const td_norm_attr *)k->attr)->bias; out++) {
         for (int64_t c = begin; c < end; c++) {
             double total = 0;
             for (int64_t chunk = 0; chunk < w->chunks; chunk++) {
@@ -399,7 +439,7 @@ static const td_case gradient_cases[] = {
 
 const td_op td_op_norm_gradient = {
     .name       = "norm_gradient",
-    .inputs     = 3,
+    .inputs     = -1,
     .attr_bytes = sizeof(td_norm_attr),
     .shape      = gradient_shape,
     .gradient   = gradient_gradient,

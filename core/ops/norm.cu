@@ -1,4 +1,4 @@
-/* Norms on CUDA; see norm.c. The floor is x, and for the gradient dy, read once and y or dx written once.
+/* Norms on CUDA; see norm.c. The floor is x, and for the gradient dy and r, read once and y or dx, and its narrow copy, written once.
  *
  * A row is held in registers by the group of threads that has it, up to 8192 columns: its mean, then its squared distances from it, then
  * its results. The gradient's groups take rows in turn and keep the sums of the weights' gradients in registers too; each block's go to
@@ -69,6 +69,19 @@ template <int width> static __device__ __forceinline__ void store_floats(float *
     for (int i = 0; i < width; i += 4) *(float4 *)(x + i) = make_float4(v[i], v[i + 1], v[i + 2], v[i + 3]);
 }
 
+/* `width` numbers in Y's dtype. */
+template <int width, typename Y> static __device__ __forceinline__ void store_as(Y *y, const float *v)
+{
+    if constexpr (sizeof(Y) == sizeof(float)) {
+        store_floats<width>(y, v);
+    } else {
+        td_pack<Y, width> out;
+        #pragma unroll
+        for (int i = 0; i < width; i++) out.at[i] = td_narrow<Y>(v[i]);
+        *(td_pack<Y, width> *)y = out;
+    }
+}
+
 /* v becomes v - mean, where there is a column; gives the mean square. */
 template <int threads, int packs, int width>
 static __device__ __forceinline__ float center_row(float (&v)[packs * width], int columns, int centered)
@@ -90,9 +103,9 @@ static __device__ __forceinline__ float center_row(float (&v)[packs * width], in
 
 /* ---- layer_norm and rms_norm ---------------------------------------------------------------------------------- */
 
-template <int threads, int block, typename T>
+template <int threads, int block, typename T, typename Y>
 static __global__ void __launch_bounds__(block)
-forward_kernel(const T *__restrict__ x, const float *__restrict__ weight, const float *__restrict__ bias, float *__restrict__ y, norm_sizes s)
+forward_kernel(const T *__restrict__ x, const float *__restrict__ weight, const float *__restrict__ bias, Y *__restrict__ y, norm_sizes s)
 {
     constexpr int width = 16 / sizeof(T), packs = 32 / width;
     int columns = (int)s.columns;
@@ -111,7 +124,7 @@ forward_kernel(const T *__restrict__ x, const float *__restrict__ weight, const 
         if (bias) load_floats<width>(bias + column, b);
         #pragma unroll
         for (int i = 0; i < width; i++) c[i] = bias ? c[i] * scale * w[i] + b[i] : c[i] * scale * w[i];
-        store_floats<width>(y + row * columns + column, c);
+        store_as<width>(y + row * columns + column, c);
     }
 }
 
@@ -135,35 +148,37 @@ template <int threads, typename T> static __device__ row_moments moments_of(cons
 
 enum { ANY_THREADS = 256 };                   /* a block, which takes a row of any length */
 
-template <typename T>
+template <typename T, typename Y>
 static __global__ void __launch_bounds__(ANY_THREADS)
-forward_any_kernel(const T *x, const float *weight, const float *bias, float *y, norm_sizes s)
+forward_any_kernel(const T *x, const float *weight, const float *bias, Y *y, norm_sizes s)
 {
     for (int64_t row = blockIdx.x; row < s.rows; row += gridDim.x) {
         const T *from = x + row * s.columns;
         row_moments m = moments_of<ANY_THREADS>(from, s);
         for (int64_t i = threadIdx.x; i < s.columns; i += ANY_THREADS) {
             float value = (td_wide(from[i]) - m.mean) * m.scale * weight[i];
-            y[row * s.columns + i] = bias ? value + bias[i] : value;
+            y[row * s.columns + i] = td_narrow<Y>(bias ? value + bias[i] : value);
         }
     }
 }
 
-template <typename T> static void forward(const td_kernel *k)
+template <typename T, typename Y> static void forward_to(const td_kernel *k)
 {
     norm_sizes s = sizes_of(k);
     const T *x = (const T *)k->in[0].data;
     const float *weight = (const float *)k->in[1].data, *bias = k->inputs > 2 ? (const float *)k->in[2].data : NULL;
-    float *y = (float *)k->out[0].data;
+    Y *y = (Y *)k->out[0].data;
     cudaStream_t stream = td_stream(k);
     if (s.rows == 0 || s.columns == 0) return;
     bool packed = s.columns % (16 / sizeof(T)) == 0 && at_16_bytes(x) && at_16_bytes(weight) && at_16_bytes(bias) && at_16_bytes(y);
-    if (!packed || s.columns > 8192) forward_any_kernel<T><<<td_blocks_for(s.rows, 1, 1), ANY_THREADS, 0, stream>>>(x, weight, bias, y, s);
-    else if (s.columns <= 1024) forward_kernel<32, 128, T><<<td_blocks_for(s.rows, 4, 1), 128, 0, stream>>>(x, weight, bias, y, s);
-    else if (s.columns <= 4096) forward_kernel<128, 128, T><<<td_blocks_for(s.rows, 1, 1), 128, 0, stream>>>(x, weight, bias, y, s);
-    else forward_kernel<256, 256, T><<<td_blocks_for(s.rows, 1, 1), 256, 0, stream>>>(x, weight, bias, y, s);
+    if (!packed || s.columns > 8192) forward_any_kernel<T, Y><<<td_blocks_for(s.rows, 1, 1), ANY_THREADS, 0, stream>>>(x, weight, bias, y, s);
+    else if (s.columns <= 1024) forward_kernel<32, 128, T, Y><<<td_blocks_for(s.rows, 4, 1), 128, 0, stream>>>(x, weight, bias, y, s);
+    else if (s.columns <= 4096) forward_kernel<128, 128, T, Y><<<td_blocks_for(s.rows, 1, 1), 128, 0, stream>>>(x, weight, bias, y, s);
+    else forward_kernel<256, 256, T, Y><<<td_blocks_for(s.rows, 1, 1), 256, 0, stream>>>(x, weight, bias, y, s);
     td_cuda_launched(k);
 }
+
+template <typename X> static void forward(const td_kernel *k) { TD_CUDA_FLOATS(k->out[0].dtype, (forward_to<X, T>(k))) }
 
 extern "C" void td_norm_cuda(const td_kernel *k) { TD_CUDA_FLOATS(k->in[0].dtype, forward<T>(k)) }
 
@@ -173,6 +188,9 @@ typedef struct gradient_args {
     norm_sizes s;
     td_rows held;                             /* rows that exist: others get dx = 0 and add nothing */
     const float *weight, *dy;
+    const float *added;                       /* (rows, D), which dx is added to; NULL: none */
+    void *narrow;                             /* (rows, D): dx in 16 bits, too; NULL: not */
+    int bf16;                                 /* of which kind */
     float *partial;                           /* (parts, sums, D): what each block found of dweight[, dbias] */
     row_moments *moments;                     /* (rows), where weights' gradients are summed on their own */
     int sums;
@@ -192,6 +210,29 @@ static __device__ __forceinline__ bool exists(const td_rows *r, int64_t row)
 typedef struct three {
     float square, g, along;
 } three;
+
+/* dx[at ..] from v as it goes to memory: what v is added to, and the copy in 16 bits. Both are of f32. */
+template <int width, typename T> static __device__ __forceinline__ void write_dx(const gradient_args *a, T *dx, int64_t at, float *v)
+{
+    if constexpr (sizeof(T) == sizeof(float)) {
+        if (a->added) {
+            float r[width];
+            if constexpr (width == 1) r[0] = a->added[at];
+            else load_floats<width>(a->added + at, r);
+            #pragma unroll
+            for (int i = 0; i < width; i++) v[i] = r[i] + v[i];
+        }
+        if (a->narrow && a->bf16) store_as<width>((__nv_bfloat16 *)a->narrow + at, v);
+        else if (a->narrow) store_as<width>((__half *)a->narrow + at, v);
+    }
+    td_pack<T, width> out;
+    #pragma unroll
+    for (int i = 0; i < width; i++) out.at[i] = td_narrow<T>(v[i]);
+    *(td_pack<T, width> *)(dx + at) = out;
+}
+
+/* What a pack of `added` waits for in memory it need not wait for later. */
+static __device__ __forceinline__ void fetch_to_l2(const float *p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
 struct add_three {
     __device__ __forceinline__ three operator()(three a, three b) const { return { a.square + b.square, a.g + b.g, a.along + b.along }; }
@@ -228,8 +269,10 @@ static __device__ __forceinline__ void write_partial(const gradient_args *a, con
     }
 }
 
+/* Blocks of a multiprocessor at once, as `backward` counts them: where a thread has 32 columns, registers are what there is least of. */
 template <int threads, int packs, int block, typename T>
-static __global__ void __launch_bounds__(block) backward_kernel(const T *__restrict__ x, T *__restrict__ dx, gradient_args a)
+static __global__ void __launch_bounds__(block, packs * 16 / sizeof(T) > 16 ? 3 : 1)
+backward_kernel(const T *__restrict__ x, T *__restrict__ dx, gradient_args a)
 {
     constexpr int width = 16 / sizeof(T), each = packs * width, groups = block / threads;
     int columns = (int)a.s.columns;
@@ -247,6 +290,7 @@ static __global__ void __launch_bounds__(block) backward_kernel(const T *__restr
             #pragma unroll
             for (int i = 0; i < width; i++) dy[p * width + i] = 0;
             if (column < here) load_floats<width>(a.dy + row * columns + column, dy + p * width);
+            if (column < here && a.added) fetch_to_l2(a.added + row * columns + column);
         }
         three sum = { center_row<threads, packs, width>(c, columns, a.s.centered), 0, 0 };
         #pragma unroll
@@ -270,17 +314,16 @@ static __global__ void __launch_bounds__(block) backward_kernel(const T *__restr
         for (int p = 0; p < packs; p++) {
             int column = pack_column<threads, width>(p);
             if (column >= columns) break;
-            float w[width];
-            td_pack<T, width> out;
+            float w[width], out[width];
             load_floats<width>(a.weight + column, w);
             #pragma unroll
             for (int i = 0; i < width; i++) {
                 int at = p * width + i;
-                out.at[i] = td_narrow<T>(scale * (dy[at] * w[i] - g_mean - c[at] * along));
+                out[i] = scale * (dy[at] * w[i] - g_mean - c[at] * along);
                 dweight[at] += dy[at] * (c[at] * scale);
                 dbias[at] += dy[at];
             }
-            *(td_pack<T, width> *)(dx + row * columns + column) = out;
+            write_dx<width>(&a, dx, row * columns + column, out);
         }
     }
     write_partial<threads, packs, width, block>(&a, dweight, dbias);
@@ -293,9 +336,11 @@ template <typename T> static __global__ void __launch_bounds__(ANY_THREADS) back
     for (int64_t row = blockIdx.x; row < s.rows; row += gridDim.x) {
         const T *from = x + row * s.columns;
         const float *dy = a.dy + row * s.columns;
-        T *to = dx + row * s.columns;
         if (!exists(&a.held, row)) {
-            for (int64_t i = threadIdx.x; i < s.columns; i += ANY_THREADS) to[i] = td_narrow<T>(0);
+            for (int64_t i = threadIdx.x; i < s.columns; i += ANY_THREADS) {
+                float none = 0;
+                write_dx<1>(&a, dx, row * s.columns + i, &none);
+            }
             continue;
         }
         row_moments m = moments_of<ANY_THREADS>(from, s);
@@ -307,8 +352,10 @@ template <typename T> static __global__ void __launch_bounds__(ANY_THREADS) back
         }
         sum = td_group_join<ANY_THREADS>(sum, add_three());
         float g_mean = s.centered ? sum.g / s.columns : 0, along = sum.along / s.columns * m.scale * m.scale;
-        for (int64_t i = threadIdx.x; i < s.columns; i += ANY_THREADS)
-            to[i] = td_narrow<T>(m.scale * (dy[i] * a.weight[i] - g_mean - (td_wide(from[i]) - m.mean) * along));
+        for (int64_t i = threadIdx.x; i < s.columns; i += ANY_THREADS) {
+            float out = m.scale * (dy[i] * a.weight[i] - g_mean - (td_wide(from[i]) - m.mean) * along);
+            write_dx<1>(&a, dx, row * s.columns + i, &out);
+        }
         if (threadIdx.x == 0) a.moments[row] = m;
     }
 }
@@ -383,13 +430,21 @@ template <typename T> static void backward(const td_kernel *k)
 {
     norm_sizes s = sizes_of(k);
     constexpr int width = 16 / (int)sizeof(T);
-    float *dweight = (float *)k->out[1].data, *dbias = k->outputs > 2 ? (float *)k->out[2].data : NULL;
+    const td_norm_attr *attr = (const td_norm_attr *)k->attr;
+    float *dweight = (float *)k->out[1].data, *dbias = attr->bias ? (float *)k->out[2].data : NULL;
     if (s.columns == 0) return;
-    gradient_args a = { s, td_rows_held(k, &k->out[0], (int)k->out[0].shape.rank - 1), (const float *)k->in[1].data, (const float *)k->in[2].data,
-                        NULL, NULL, k->outputs - 1 };
+    gradient_args a = {};
+    a.s = s;
+    a.held = td_rows_held(k, &k->out[0], (int)k->out[0].shape.rank - 1);
+    a.weight = (const float *)k->in[1].data, a.dy = (const float *)k->in[2].data;
+    a.added = attr->adds ? (const float *)k->in[3].data : NULL;
+    a.narrow = attr->narrow ? k->out[k->outputs - 1].data : NULL;
+    a.bf16 = attr->narrow == TD_BF16;
+    a.sums = 1 + attr->bias;
     a.moments = (row_moments *)k->workspace;
     a.partial = (float *)(a.moments + (s.rows + 1) / 2 * 2);
-    bool packed = s.columns % width == 0 && at_16_bytes(k->in[0].data) && at_16_bytes(a.weight) && at_16_bytes(a.dy) && at_16_bytes(k->out[0].data);
+    bool packed = s.columns % width == 0 && at_16_bytes(k->in[0].data) && at_16_bytes(a.weight) && at_16_bytes(a.dy) &&
+                  at_16_bytes(k->out[0].data) && at_16_bytes(a.added) && at_16_bytes(a.narrow);
     int64_t parts = 0;
     if (s.rows == 0) parts = 0;
     else if (!packed || s.columns > 8192) parts = launch_backward_any<T>(k, &a);
@@ -413,7 +468,8 @@ extern "C" bool td_norm_gradient_cuda_prepare(td_context *td, const td_kernel *k
     (void)td;
     norm_sizes s = sizes_of(k);
     int64_t parts = parts_of(s.rows, 1, MOST_PARTS); /* groups of one: the most there are */
-    out->workspace_bytes = (s.rows + 1) / 2 * 2 * (int64_t)sizeof(row_moments) + parts * (k->outputs - 1) * s.columns * (int64_t)sizeof(float);
+    int64_t sums = 1 + ((const td_norm_attr *)k->attr)->bias;
+    out->workspace_bytes = (s.rows + 1) / 2 * 2 * (int64_t)sizeof(row_moments) + parts * sums * s.columns * (int64_t)sizeof(float);
     return true;
 }
 

@@ -8,10 +8,13 @@
 
 #include <math.h>
 
-/* Attributes of layer_norm, rms_norm and norm_gradient; bias is norm_gradient's. */
+/* Attributes of layer_norm, rms_norm and norm_gradient; bias and adds are norm_gradient's. `narrow` and `adds` are of nodes that the
+ * epilogue pass makes, which comes after placement. */
 typedef struct td_norm_attr {
     double eps;
     int32_t centered, bias;
+    int32_t narrow;                           /* TD_BF16, TD_F16: y's dtype, or of a copy of dx, the last output; 0, TD_F32: neither */
+    int32_t adds;                             /* dx is added to a fourth input */
 } td_norm_attr;
 
 enum {

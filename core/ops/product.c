@@ -6,6 +6,8 @@
 #include "core/ops/gemm.h"
 #include "core/ops/op.h"
 
+enum { ADD_ELEMENTS = 16 << 10 }; /* a task of an addition */
+
 /* Nothing to multiply: the library is not asked. */
 static bool is_empty(const td_onednn_product *p)
 {
@@ -16,7 +18,7 @@ static td_onednn_product typed(const td_kernel *k, td_onednn_product p)
 {
     p.dtype = k->in[0].dtype;
     p.out_dtype = k->out[0].dtype;
-    p.has_bias = k->inputs > 2;
+    p.has_bias = k->inputs - p.adds > 2;
     p.bias_dtype = p.has_bias ? k->in[2].dtype : p.dtype;
     return p;
 }
@@ -48,7 +50,7 @@ static void run_empty(const td_kernel *k, const td_onednn_product *p)
     for (int64_t row = 0; row < p->batch * p->m; row++) {
         for (int64_t j = 0; j < p->n; j++) {
             double value = 0;
-            if (k->inputs > 2)
+            if (p->has_bias)
                 td_load_f64(&value, k->in[2].dtype, td_arg_at(&k->in[2], j), 1);
             td_store_f64(td_arg_at(c, row * p->n + j), c->dtype, &value, 1);
         }
@@ -62,11 +64,39 @@ static void run_f64(const td_kernel *k, const td_onednn_product *p)
             .m = p->m, .n = p->n, .k = p->k,
             .a = (const double *)k->in[0].data + i * p->a_batch, .a_row = p->a_row, .a_column = p->a_column,
             .b = (const double *)k->in[1].data + i * p->b_batch, .b_row = p->b_row, .b_column = p->b_column,
-            .bias = k->inputs > 2 ? k->in[2].data : NULL,
+            .bias = p->has_bias ? k->in[2].data : NULL,
             .c = (double *)k->out[0].data + i * p->m * p->n, .c_row = p->n,
         };
         td_gemm_f64(k->run, &g, k->workspace);
     }
+}
+
+/* out[0] += the last input. */
+static void add_rows(void *user, int64_t begin, int64_t end)
+{
+    const td_kernel *k = user;
+    const td_arg *added = &k->in[k->inputs - 1], *c = &k->out[0];
+    for (int64_t i = begin; i < end; i++) {
+        double sum[2];
+        td_load_f64(&sum[0], c->dtype, td_arg_at(c, i), 1);
+        td_load_f64(&sum[1], added->dtype, td_arg_at(added, i), 1);
+        sum[0] += sum[1];
+        td_store_f64(td_arg_at(c, i), c->dtype, sum, 1);
+    }
+}
+
+bool td_product_adds(td_call *call, int added)
+{
+    td_value *c = &call->out[0];
+    const td_value *d = call->in[added];
+    char text[2][TD_SHAPE_TEXT];
+    if (!td_shape_equal(d->shape, c->shape))
+        return td_call_fail(call, "adds %s to a product %s", td_shape_text(d->shape, text[0]), td_shape_text(c->shape, text[1]));
+    if (d->dtype != c->dtype && d->dtype != td_wide_dtype((td_dtype)call->in[0]->dtype))
+        return td_call_fail(call, "adds %s to a product of %s", td_dtype_name((td_dtype)d->dtype),
+                            td_dtype_name((td_dtype)call->in[0]->dtype));
+    c->dtype = d->dtype;
+    return true;
 }
 
 void td_product_run(const td_kernel *k, const td_onednn_product *product)
@@ -79,7 +109,9 @@ void td_product_run(const td_kernel *k, const td_onednn_product *product)
     else if (td_few_rows_fits(p))
         td_few_rows(k, p);
     else
-        td_onednn_run(k, k->in[0].data, k->in[1].data, k->inputs > 2 ? k->in[2].data : NULL, k->out[0].data);
+        td_onednn_run(k, k->in[0].data, k->in[1].data, p->has_bias ? k->in[2].data : NULL, k->out[0].data);
+    if (p->adds)
+        td_parallel_for(k->run, td_arg_elements(&k->out[0]), ADD_ELEMENTS, add_rows, (void *)k);
 }
 
 td_cost td_product_cost(const td_kernel *k, const td_onednn_product *p)

@@ -7,8 +7,10 @@
 
 /* dtype, bias_dtype and out_dtype are taken from the kernel: in[0], in[2] if there are three, out[0]. */
 bool td_product_prepare(td_context *td, const td_kernel *k, td_onednn_product p, td_preparation *out);
-/* in[0] times in[1] (plus in[2]) to out[0]. */
+/* in[0] times in[1] (plus in[2]) (plus the last input, where p->adds) to out[0]. */
 void td_product_run(const td_kernel *k, const td_onednn_product *p);
+/* Shape rule of products with an addition, after that of C: input `added` has C's shape, and its dtype or f32, which becomes C's. */
+bool td_product_adds(td_call *call, int added);
 td_cost td_product_cost(const td_kernel *k, const td_onednn_product *p);
 
 #endif
