@@ -42,14 +42,15 @@ template <int threads, typename A, typename Join> static __device__ __forceinlin
 {
     #pragma unroll
     for (int mask = (threads < 32 ? threads : 32) / 2; mask; mask >>= 1) x = join(x, td_shuffle_xor(x, mask));
-    if constexpr (threads > 32) {
-        __shared__ A warps[threads / 32];
+    if constexpr (threads > 32) { /* what all warps have found by halves, too: one after the other took longer than a vocabulary's row */
+        constexpr int count = threads / 32;
+        __shared__ A warps[count];
         __syncthreads(); /* whoever reads them still, from the row before */
         if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = x;
         __syncthreads();
-        x = warps[0];
+        x = warps[threadIdx.x % count];
         #pragma unroll
-        for (int w = 1; w < threads / 32; w++) x = join(x, warps[w]);
+        for (int mask = count / 2; mask; mask >>= 1) x = join(x, td_shuffle_xor(x, mask));
     }
     return x;
 }
