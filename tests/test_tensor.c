@@ -366,7 +366,8 @@ START_TEST(test_what_is_cut_may_be_on_the_host)
 }
 END_TEST
 
-/* Whole blocks of rows are cast and then gathered; the unit of columns has a bias, which is read as the products read it. */
+/* Rows of blocks are cast and then gathered; the unit of columns has a bias, which is read as the products read it. Where a norm's weight,
+ * which is read as it is stored, is in such a unit, that is gathered as it is stored. */
 START_TEST(test_what_is_cut_is_gathered_in_bf16)
 {
     if (!has_bf16_products()) SKIP("this processor has no bf16 matrix products");
@@ -380,6 +381,12 @@ START_TEST(test_what_is_cut_is_gathered_in_bf16)
     job wide = run(j);
     ck_assert_int_ge(wide.sent - narrow.sent, 2 * ((UP + DOWN) / PARTS) * 2); /* forward and backward: two bytes of four an element */
     ck_assert_int_eq(wide.calls, narrow.calls);
+    j = (job){ .model = GPT, .strategy = "ddp+tp:2", .ranks = 4, .dtype = TD_BF16 };
+    j.columns = "h.*.mlp.c_fc,h.*.ln_2", j.rows = "h.*.mlp.c_proj";
+    job norms = run(j);
+    j.strategy = "fsdp+tp:2";
+    job gathered = run(j);
+    assert_same_bits(&gathered, &norms, "with norms in units that are cut");
 }
 END_TEST
 
