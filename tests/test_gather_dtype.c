@@ -34,6 +34,25 @@ START_TEST(test_blocks_are_gathered_in_bf16)
 }
 END_TEST
 
+/* What a group of two keeps is in bf16, too: the backward gathers it among these, where it gathers the unit anew among four otherwise. */
+START_TEST(test_groups_keep_blocks_in_bf16)
+{
+    if (!has_bf16_products()) SKIP("this processor has no bf16 matrix products");
+    enum { RANKS = 4, GROUP = 2 };
+    int64_t block = 2 * aligned(BLOCK, 16 * RANKS);
+    for (int offload = 0; offload <= PAR_OFFLOAD_PARAMETERS; offload += PAR_OFFLOAD_PARAMETERS) {
+        block_job j = { .dtype = TD_BF16, .strategy = "fsdp", .ranks = RANKS, .accumulate = 1, .offload = offload };
+        block_job anew = blocks_run(j);
+        j.keep_group = GROUP;
+        block_job kept = blocks_run(j);
+        ck_assert_int_eq(anew.copied - kept.copied, offload ? BLOCKS * block / RANKS : 0); /* it is kept on the device */
+        ck_assert_int_eq(anew.sent - kept.sent, BLOCKS * (bytes_of_parts(block, RANKS) - bytes_of_parts(block, GROUP)));
+        ck_assert_int_eq(kept.calls, anew.calls);
+        for (int s = 0; s < STEPS; s++) ck_assert_double_eq(kept.losses[s], anew.losses[s]);
+    }
+}
+END_TEST
+
 /* The blocks' part of a step is what falls: a gathered unit is half as large. */
 START_TEST(test_what_is_gathered_takes_half_the_memory)
 {
@@ -59,4 +78,5 @@ START_TEST(test_members_read_as_stored_keep_their_bits)
 }
 END_TEST
 
-TESTS("gather_dtype", test_blocks_are_gathered_in_bf16, test_what_is_gathered_takes_half_the_memory, test_members_read_as_stored_keep_their_bits)
+TESTS("gather_dtype", test_blocks_are_gathered_in_bf16, test_groups_keep_blocks_in_bf16, test_what_is_gathered_takes_half_the_memory,
+      test_members_read_as_stored_keep_their_bits)
