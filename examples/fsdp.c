@@ -19,7 +19,7 @@ static net make(td_module root)
     net n;
     td_module blocks = td_child(root, "h");
     for (int b = 0; b < BLOCKS; b++) {
-        char name[8];
+        char name[16];
         snprintf(name, sizeof name, "%d", b);
         n.block[b] = nn_linear_make(blocks, name, WIDTH, WIDTH);
     }
