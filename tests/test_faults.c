@@ -39,7 +39,7 @@ static const char *const messages[SIDES][FAULTS][PHASES] = {
         { "rank 1: /x/y: no such file", "rank 1 after call 1 of step 4: /x/y: no such file",
           "rank 1 after call 1 of step 4: the wire is cut",
           "rank 1 * step *: out/checkpoints/*rank-1.safetensors: cannot be written: Input/output error",
-          "rank 1: out/checkpoints/step-4/rank-1.safetensors: Input/output error" },
+          "rank 1: out/checkpoints/step-4/rank-1.safetensors: Input/output error; there is no older checkpoint: train without --resume to begin anew" },
         { DISAGREE "0) but *", DISAGREE "4) but *", DISAGREE "4) but *", DISAGREE "*) but *", DISAGREE "0) but *" },
         { DISAGREE "0) but *", DISAGREE "4) but *", DISAGREE "4) but *", DISAGREE "*) but *", DISAGREE "0) but *" },
     },
