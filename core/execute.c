@@ -130,9 +130,9 @@ void td_plan_check_nan(td_context *td, const td_planned *plan, const td_task *ta
     }
 }
 
-td_gpu_kernel td_kernel_on(const td_context *td, const td_op *op)
+td_device_kernel td_kernel_on(const td_context *td, const td_op *op)
 {
-    return td->device->is_gpu ? op->cuda : (td_gpu_kernel){ op->cpu, op->prepare, op->release };
+    return td->device->is_gpu ? op->cuda : (td_device_kernel){ op->cpu, op->prepare, op->release };
 }
 
 /* ---- The CPU */

@@ -367,7 +367,7 @@ void td_plan_check_nan(td_context *td, const td_planned *plan, const td_task *ta
 /* What has a memory: the context's device, or its host, which is a CPU. */
 static inline const td_device *td_device_of(const td_context *td, td_memory memory) { return memory == TD_HOST ? &td_cpu : td->device; }
 /* The kernel of op on the context's device; run NULL: it has none. */
-td_gpu_kernel td_kernel_on(const td_context *td, const td_op *op);
+td_device_kernel td_kernel_on(const td_context *td, const td_op *op);
 
 /* ---- Profile (profile.c): called where td->profiling */
 int64_t td_profile_now(void);                             /* ns */

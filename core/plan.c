@@ -351,7 +351,7 @@ static bool add_task(planner *pl, const td_op *op, uint32_t index, const td_id *
         if (!bind(pl, &args[i].data, s.block != TD_NONE ? s : storage_of(pl, v))) return false;
     }
     bool own = op == n->op;
-    td_gpu_kernel kernel = td_kernel_on(td, op);
+    td_device_kernel kernel = td_kernel_on(td, op);
     *task = (td_task){ .run = kernel.run, .release = kernel.release, .node = index,
                        .kernel = { .op = op, .attr = own ? td_node_attr(pl->p, n) : NULL, .attr_bytes = own ? n->attr_bytes : 0,
                                    .inputs = (int)inputs, .outputs = (int)outputs, .in = args, .out = args + inputs, .run = &td->run,

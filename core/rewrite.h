@@ -234,13 +234,13 @@ typedef struct td_preparation {
     const char *way;                          /* static text: what computes the call, where there are several; NULL: the operation's kernel */
 } td_preparation;
 
-/* What runs an operation on a GPU. `run` puts work on the run's queue and neither waits nor allocates: it may be captured in a graph,
- * so nothing that changes from run to run may be read on the host. `prepare` and `release` as for the CPU; NULL: none. */
-typedef struct td_gpu_kernel {
+/* What runs an operation on a kind of device. On a GPU `run` puts work on the run's queue and neither waits nor allocates: it may be
+ * captured in a graph, so nothing that changes from run to run may be read on the host. `prepare` and `release` NULL: none. */
+typedef struct td_device_kernel {
     void (*run)(const td_kernel *k);
     bool (*prepare)(td_context *td, const td_kernel *k, td_preparation *out);
     void (*release)(void *prepared);
-} td_gpu_kernel;
+} td_device_kernel;
 
 typedef struct td_case_input {
     enum { TD_CASE_NONE, TD_CASE_NORMAL, TD_CASE_POSITIVE, TD_CASE_LABELS } kind; /* labels: i32 in [0, scale) */
@@ -278,7 +278,7 @@ struct td_op {
     bool (*prepare)(td_context *td, const td_kernel *k, td_preparation *out); /* for the CPU */
     void (*release)(void *prepared);
     void (*cpu)(const td_kernel *k);
-    td_gpu_kernel cuda;                                       /* run NULL: cannot be run there */
+    td_device_kernel cuda;                                    /* run NULL: cannot be run there */
     void (*print)(const td_program *p, const td_node *n, char *to, size_t room); /* attributes; NULL: none */
     int8_t inplace[TD_RULE_OUTPUTS];          /* outputs past the last row pair with the inputs that follow */
     const td_case *cases;

@@ -101,8 +101,8 @@ void td_rule_rows(const td_program *p, const td_node *n, td_place_rule *rule);
 #define TD_CUDA_PREPARE(prepare) bool prepare(td_context *td, const td_kernel *k, td_preparation *out)
 #define TD_CUDA(...) { __VA_ARGS__ }
 #else
-#define TD_CUDA_KERNEL(run) struct td_gpu_kernel
-#define TD_CUDA_PREPARE(prepare) struct td_gpu_kernel
+#define TD_CUDA_KERNEL(run) struct td_device_kernel
+#define TD_CUDA_PREPARE(prepare) struct td_device_kernel
 #define TD_CUDA(...) { NULL, NULL, NULL }
 #endif
 
