@@ -250,7 +250,8 @@ void run_enter_world(run_loop *run)
     run_progress_open(run);
     open_context(run);
     attach(run);
-    if (run->world && run->ranks > 1 && !run_failed(run)) say_world(run);
+    bool planned = run->flags.command == RUN_PLAN; /* its ranks are nowhere */
+    if (run->world && run->ranks > 1 && !planned && !run_failed(run)) say_world(run);
 }
 
 void run_open_nothing(run_loop *run)
