@@ -18,6 +18,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "core/thread.h"
+
 static const double GRACE_S = 2;     /* longer than rank 0 waits, so that it is the one that tells */
 static const double SPEAK_S = 0.5;   /* how long who speaks, or refuses, stays for those that fail a little later */
 static const double HELLO_S = 1;     /* for who has come to say who it is */
@@ -392,7 +394,7 @@ par_world *par_meet_join(int rank, int ranks, const par_world_options *options, 
     }
     world->meet = m;
     m->wake = eventfd(0, EFD_CLOEXEC);
-    int error = m->wake < 0 ? errno : pthread_create(&m->watcher, NULL, watch, m);
+    int error = m->wake < 0 ? errno : td_thread_start(&m->watcher, watch, m);
     if (!error) return world;
     if (m->wake >= 0) close(m->wake);
     m->wake = -1;

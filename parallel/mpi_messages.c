@@ -271,7 +271,7 @@ static void hear(par_world *world, const message *head, const char *behind)
     case WAITS: hear_wait(area, head); break;
     case BUSY: hear_busy(world, head); break;
     case BROKEN: hear_broken(world, head->from, behind); break;
-    case ENDED: atomic_store(&area->ended, 1); break;
+    case ENDED: par_end(world, head->from); break;
     case ORIGIN:
         if (head->bytes == sizeof area->origin) memcpy(&area->origin, behind, sizeof area->origin);
         break;

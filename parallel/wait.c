@@ -88,6 +88,7 @@ bool par_stopped(par_local *me)
 void par_end(par_world *world, int rank)
 {
     par_area *area = &world->segment->area[rank];
+    atomic_store(&area->busy, 0); /* it may have been killed amid a save */
     atomic_store(&area->ended, 1);
     wake_waiters(area);
 }

@@ -12,7 +12,7 @@ typedef struct run_snapshot {
     int64_t step;
     int rank, ranks;
     char model[64];
-    char out[RUN_PATH];           /* of the run; */
+    char out[RUN_PATH];           /* of the run */
     char partial[RUN_PATH];       /* OUT/checkpoints/.step-N: written here */
     char final[RUN_PATH];         /* and then called step-N */
     int64_t keep;                 /* checkpoints, the newest */

@@ -86,6 +86,6 @@ bool run_estimate_add(td_context *td, const run_machine *m, const par_call *call
 void run_estimate_assumptions(const run_machine *m, char *to, size_t room)
 {
     snprintf(to, room, "each call takes the larger of FLOPs / (%.0f %% of peak) and bytes / bandwidth, %.3g us at least; collectives are rings "
-             "over the slowest link crossed, %s; host and data cost nothing", 100 * m->efficiency, 1e6 * m->call_s,
-             m->overlaps ? "beside computation, in one queue" : "in turn with computation");
+             "over the slowest link crossed, %s; what the host computes takes its memory's bandwidth, and data cost nothing", 100 * m->efficiency, 1e6 * m->call_s,
+             m->overlaps ? "and copies to and from the host, each beside computation in a queue of its own" : "in turn with computation");
 }

@@ -115,7 +115,7 @@ static int remedies_of(const table *t, run_variant v[TRIES])
 {
     const run_planned *p = &t->nearest->planned;
     const run_flags *f = &t->run->flags;
-    int64_t cuts = 1, rows = p->batch / p->ranks;
+    int64_t cuts = 1, rows = p->batch / par_batch_parts(p->strategy, p->ranks);
     int count = 0;
     for (int64_t m = 2; m <= 64 && rows % (p->accumulate * m) == 0; m *= 2) cuts = m;
     run_variant most = { .strategy = t->nearest->strategy, .accumulate = p->accumulate * cuts,
@@ -123,9 +123,9 @@ static int remedies_of(const table *t, run_variant v[TRIES])
     if (cuts > 2) v[count++] = (run_variant){ .strategy = most.strategy, .accumulate = 2 * p->accumulate };
     if (most.recompute) v[count++] = (run_variant){ .strategy = most.strategy, .accumulate = p->accumulate, .recompute = true };
     if (cuts > 1) v[count++] = most;
-    if (strchr(most.strategy, ':')) return count; /* its groups are of these ranks */
+    if (most.strategy[strcspn(most.strategy, ":+")] == ':') return count; /* its groups are of these ranks */
     for (most.world = 2 * p->ranks; most.world <= 65536 && count < TRIES; most.world *= 2) {
-        most.batch = rows * most.world;
+        most.batch = rows * par_batch_parts(most.strategy, (int)most.world);
         v[count++] = most;
     }
     return count;
@@ -196,8 +196,7 @@ static void say_table(const table *t)
     if (p)
         run_say(run, "%s, %s, %d rank%s, batch %lld (%lld rows a rank), %lld micro-batch%s, %.1f M parameters", run->name,
                 run_flags_text(&run->flags, "dtype"), p->ranks, p->ranks == 1 ? "" : "s", (long long)p->batch,
-                (long long)p->batch / p->ranks,
-                (long long)p->accumulate, p->accumulate == 1 ? "" : "es", 1e-6 * (double)p->params);
+                (long long)p->batch / par_batch_parts(p->strategy, p->ranks), (long long)p->accumulate, p->accumulate == 1 ? "" : "es", 1e-6 * (double)p->params);
     run_say(run, "%-12s %10s %10s %10s %10s %10s %10s %10s%s", "strategy", "MiB a rank", "parameters", "gradients", "moments", "step",
             "MB inside", "MB across", *t->machine.name ? "    ms/step    exposed     items/s" : "");
     for (int i = 0; i < t->count; i++) say_row(t, &t->rows[i]);

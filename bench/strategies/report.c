@@ -121,11 +121,18 @@ static double efficiency(const cell *c, bool planned) { return planned ? (double
 static const plot plots[] = { { "throughput", "items/s", throughput }, { "memory", "MiB a rank", memory },
                               { "efficiency", "scaling efficiency", efficiency } };
 
-/* "hsdp:4x2" and "hsdp:2x2" are one line. */
-static size_t name_length(const cell *c) { return strcspn(c->strategy, ":"); }
+/* "hsdp:4x2+tp:2" without the sizes of its groups, which are one line's: "hsdp+tp:2". */
+static const char *name_of(const cell *c, char to[sizeof c->strategy])
+{
+    size_t length = strcspn(c->strategy, ":+");
+    snprintf(to, sizeof c->strategy, "%.*s%s", (int)length, c->strategy, c->strategy + length + strcspn(c->strategy + length, "+"));
+    return to;
+}
+
 static bool same_name(const cell *a, const cell *b)
 {
-    return name_length(a) == name_length(b) && !strncmp(a->strategy, b->strategy, name_length(a));
+    char one[sizeof a->strategy], other[sizeof b->strategy];
+    return !strcmp(name_of(a, one), name_of(b, other));
 }
 
 static bool is_first(const bench *b, int index)
@@ -156,6 +163,7 @@ static void write_script(const bench *b, const plot *p, FILE *to)
             "set ylabel '%s'\nset grid\nset yrange [0:*]\nset key outside\nset xtics 1\nset offsets 0.2, 0.2, 0, 0\n", p->name, p->name, p->name, p->label);
     for (int i = 0; i < b->cell_count; i++) {
         const cell *c = &b->cells[i];
+        char name[sizeof c->strategy];
         if (!is_first(b, i) && !(b->cell_count == 1)) continue;
         color++;
         for (int planned = 0; planned < 2; planned++) {
@@ -163,9 +171,9 @@ static void write_script(const bench *b, const plot *p, FILE *to)
             int points = put_points(b, p, c, planned, to);
             fputs("EOD\n", to);
             if (points)
-                at += (size_t)snprintf(lines + at, sizeof lines - at, "%s$d%d_%d with %s lc %d %s title '%.*s%s'", at ? ", " : "plot ", i,
-                                       planned, planned ? "lines" : "linespoints", color, planned ? "dt 2" : "pt 7", (int)name_length(c),
-                                       c->strategy, planned ? ", planned" : "");
+                at += (size_t)snprintf(lines + at, sizeof lines - at, "%s$d%d_%d with %s lc %d %s title '%s%s'", at ? ", " : "plot ", i,
+                                       planned, planned ? "lines" : "linespoints", color, planned ? "dt 2" : "pt 7", name_of(c, name),
+                                       planned ? ", planned" : "");
         }
     }
     fprintf(to, "%s\n", at ? lines : "set title 'nothing was measured'\nplot [1:2] 0 notitle");
