@@ -1,11 +1,10 @@
 /* Adagrad with a sum for each element or for each row (formulas in optim.h, after PyTorch's torch.optim.Adagrad). */
+#include "optim/hyper.h"
 #include "optim/optimizer.h"
 
 #include <math.h>
 
 OPT_CUDA_RULE(opt_adagrad_cuda);
-
-enum { ADAGRAD_DECAY, ADAGRAD_EPS, ADAGRAD_RATE_DECAY };
 
 #define ADAGRAD_LOOP(T, SQRT)                                                 \
     do {                                                                      \

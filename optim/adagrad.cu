@@ -1,7 +1,6 @@
 /* Adagrad with a sum for each element, on CUDA; see adagrad.c. */
+#include "optim/hyper.h"
 #include "optim/update.cuh"
-
-enum { ADAGRAD_DECAY, ADAGRAD_EPS, ADAGRAD_RATE_DECAY };
 
 struct adagrad {
     enum { MOMENTS = 1, HYPERS = 3 };

@@ -5,14 +5,13 @@
  *
  * Adam's decay enters g; AdamW's shrinks p before the step. One loop does both: g + couple p, shrink p.
  */
+#include "optim/hyper.h"
 #include "optim/optimizer.h"
 
 #include <math.h>
 
 OPT_CUDA_RULE(opt_adam_cuda);
 OPT_CUDA_RULE(opt_adamw_cuda);
-
-enum { ADAM_DECAY, ADAM_BETA1, ADAM_BETA2, ADAM_EPS };
 
 #define ADAM_LOOP(T, SQRT)                                                    \
     do {                                                                      \

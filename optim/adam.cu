@@ -1,7 +1,6 @@
 /* Adam and AdamW on CUDA; see adam.c. */
+#include "optim/hyper.h"
 #include "optim/update.cuh"
-
-enum { ADAM_DECAY, ADAM_BETA1, ADAM_BETA2, ADAM_EPS };
 
 /* 1 - beta^updates */
 static __device__ double correction(double beta, double updates) { return -expm1(updates * log(beta)); }

@@ -1,11 +1,10 @@
 /* Lion (formula in optim.h). */
+#include "optim/hyper.h"
 #include "optim/optimizer.h"
 
 #include <math.h>
 
 OPT_CUDA_RULE(opt_lion_cuda);
-
-enum { LION_DECAY, LION_BETA1, LION_BETA2 };
 
 #define LION_LOOP(T)                                                          \
     do {                                                                      \

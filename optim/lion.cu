@@ -1,7 +1,6 @@
 /* Lion on CUDA; see lion.c. */
+#include "optim/hyper.h"
 #include "optim/update.cuh"
-
-enum { LION_DECAY, LION_BETA1, LION_BETA2 };
 
 struct lion {
     enum { MOMENTS = 1, HYPERS = 3 };

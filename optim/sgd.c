@@ -1,12 +1,11 @@
 /* Stochastic gradient descent, with momentum or without (formula in optim.h, after PyTorch's torch.optim.SGD). */
+#include "optim/hyper.h"
 #include "optim/optimizer.h"
 
 #include <math.h>
 
 OPT_CUDA_RULE(opt_sgd_cuda);
 OPT_CUDA_RULE(opt_momentum_cuda);
-
-enum { SGD_DECAY, SGD_MOMENTUM, SGD_DAMPENING, SGD_NESTEROV };
 
 #define SGD_LOOP(T)                                                           \
     do {                                                                      \

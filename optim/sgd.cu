@@ -1,7 +1,6 @@
 /* Stochastic gradient descent on CUDA, with momentum or without; see sgd.c. */
+#include "optim/hyper.h"
 #include "optim/update.cuh"
-
-enum { SGD_DECAY, SGD_MOMENTUM, SGD_DAMPENING, SGD_NESTEROV };
 
 struct plain {
     enum { MOMENTS = 0, HYPERS = 1 };
