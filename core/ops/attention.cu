@@ -9,7 +9,11 @@
 
 enum { WARPS = 4, ROWS = 4, BLOCK = WARPS * ROWS, TILE = 32, THREADS = WARPS * 32, WIDEST = 256 };
 
-/* `count` rows of `columns` to shared memory, `stride` apart, from row `first` on; rows from `limit` on are zeros. */
+/* Of BLOCK rows each. */
+static __host__ __device__ __forceinline__ int64_t blocks_of(int64_t rows) { return (rows + BLOCK - 1) / BLOCK; }
+
+/* `count` rows of `columns` to shared memory, `stride` apart, from row `first` on; rows from `limit` on are zeros: what no query may see
+ * may hold anything. */
 template <typename T>
 static __device__ void load_rows(float *to, const void *from, const td_heads &x, int64_t sequence, int64_t head, int64_t first, int count, int64_t limit,
                                  int columns, int stride)
@@ -35,7 +39,8 @@ static __global__ void __launch_bounds__(THREADS) forward(const __grid_constant_
     extern __shared__ float room[];
     int depth = (int)f.at.depth, values = (int)f.at.values, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float *q = room, *keys = q + BLOCK * depth, *v = keys + TILE * (depth + 1);
-    int64_t head = blockIdx.y % f.at.heads, sequence = blockIdx.y / f.at.heads, first = (int64_t)blockIdx.x * BLOCK;
+    int64_t blocks = blocks_of(f.at.rows), at_head = blockIdx.x / blocks, first = blockIdx.x % blocks * BLOCK;
+    int64_t head = at_head % f.at.heads, sequence = at_head / f.at.heads;
     int64_t shared = head / (f.at.heads / f.at.shared), limit = keys_of(f, sequence), position = position_of(f, sequence, first);
     int64_t begin = 0, end = limit, last = position + BLOCK - 1;
     if (f.causal && last + 1 < end) end = last + 1;
@@ -50,8 +55,8 @@ static __global__ void __launch_bounds__(THREADS) forward(const __grid_constant_
     }
     for (int64_t tile = begin; tile < end; tile += TILE) {
         __syncthreads();
-        load_rows<T>(keys, f.key, f.at.key, sequence, shared, tile, TILE, f.at.keys, depth, depth + 1);
-        load_rows<T>(v, f.value, f.at.value, sequence, shared, tile, TILE, f.at.keys, values, values);
+        load_rows<T>(keys, f.key, f.at.key, sequence, shared, tile, TILE, limit, depth, depth + 1);
+        load_rows<T>(v, f.value, f.at.value, sequence, shared, tile, TILE, limit, values, values);
         __syncthreads();
         for (int r = 0; r < ROWS; r++) {
             int64_t row = first + warp * ROWS + r;
@@ -103,7 +108,8 @@ static __global__ void __launch_bounds__(THREADS) backward_queries(const __grid_
     extern __shared__ float room[];
     int depth = (int)f.at.depth, values = (int)f.at.values, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float *q = room, *dy = q + BLOCK * depth, *keys = dy + BLOCK * values, *v = keys + TILE * (depth + 1);
-    int64_t head = blockIdx.y % f.at.heads, sequence = blockIdx.y / f.at.heads, first = (int64_t)blockIdx.x * BLOCK;
+    int64_t blocks = blocks_of(f.at.rows), at_head = blockIdx.x / blocks, first = blockIdx.x % blocks * BLOCK;
+    int64_t head = at_head % f.at.heads, sequence = at_head / f.at.heads;
     int64_t shared = head / (f.at.heads / f.at.shared), limit = keys_of(f, sequence), position = position_of(f, sequence, first);
     int64_t begin = 0, end = limit, last = position + BLOCK - 1;
     if (f.causal && last + 1 < end) end = last + 1;
@@ -116,8 +122,8 @@ static __global__ void __launch_bounds__(THREADS) backward_queries(const __grid_
         for (int c = 0; c < PARTS; c++) sum[r][c] = 0;
     for (int64_t tile = begin; tile < end; tile += TILE) {
         __syncthreads();
-        load_rows<T>(keys, f.key, f.at.key, sequence, shared, tile, TILE, f.at.keys, depth, depth + 1);
-        load_rows<T>(v, f.value, f.at.value, sequence, shared, tile, TILE, f.at.keys, values, values + 1);
+        load_rows<T>(keys, f.key, f.at.key, sequence, shared, tile, TILE, limit, depth, depth + 1);
+        load_rows<T>(v, f.value, f.at.value, sequence, shared, tile, TILE, limit, values, values + 1);
         __syncthreads();
         for (int r = 0; r < ROWS; r++) {
             int within = warp * ROWS + r;
@@ -150,7 +156,8 @@ static __global__ void __launch_bounds__(THREADS) backward_keys(const __grid_con
     extern __shared__ float room[];
     int depth = (int)f.at.depth, values = (int)f.at.values, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float *keys = room, *v = keys + BLOCK * depth, *q = v + BLOCK * values, *dy = q + TILE * (depth + 1);
-    int64_t shared = blockIdx.y % f.at.shared, sequence = blockIdx.y / f.at.shared, first = (int64_t)blockIdx.x * BLOCK;
+    int64_t blocks = blocks_of(f.at.keys), at_head = blockIdx.x / blocks, first = blockIdx.x % blocks * BLOCK;
+    int64_t shared = at_head % f.at.shared, sequence = at_head / f.at.shared;
     int64_t group = f.at.heads / f.at.shared, limit = keys_of(f, sequence), offset = position_of(f, sequence, 0);
     int64_t begin = 0, end = f.at.rows; /* of queries */
     if (f.causal && first - offset > 0) begin = (first - offset) / TILE * TILE;
@@ -227,7 +234,8 @@ extern "C" bool td_attention_general_prepare(td_context *td, const td_kernel *k,
         else { constexpr int PARTS = 8; __VA_ARGS__; }                                                         \
     } while (0)
 
-static dim3 blocks_over(int64_t rows, int64_t heads) { return dim3((unsigned)((rows + BLOCK - 1) / BLOCK), (unsigned)heads); }
+/* Head after head in one dimension, which a grid has most room in. */
+static unsigned blocks_over(int64_t rows, int64_t heads) { return (unsigned)(blocks_of(rows) * heads); }
 
 extern "C" void td_attention_general(const td_kernel *k)
 {
