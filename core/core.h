@@ -120,7 +120,7 @@ TD_API const td_allocator *td_allocator_default(void);
 
 typedef struct td_options {
     td_dtype dtype;            /* TD_F32 (default), TD_F64, or TD_BF16: f32 parameters, products in bf16 */
-    const char *device;        /* "cpu" (default) */
+    const char *device;        /* "cpu" (default), "cuda", or "cuda:1" for another GPU than the first */
     uint64_t seed;             /* keys every initial value and random draw */
     int threads;               /* CPU threads of this context; 0: all cores */
     int64_t workspace_bytes;   /* cap on what a library call may use as scratch; 0: 256 MiB, on a GPU 1 GiB */
@@ -293,7 +293,7 @@ TD_API bool td_plan_step(td_context *td);
 /* What the last plan promises for one rank. Bytes and FLOPs of one run of the step. */
 typedef struct td_report {
     int64_t state_bytes;      /* parameters, moments, accumulators, buffers, in the device's memory */
-    int64_t step_bytes;       /* the arena */
+    int64_t step_bytes;       /* the arena; of a GPU with its copies of inputs, by whole pages */
     int64_t peak_bytes;       /* state + the largest step of all plans */
     int64_t live_bytes;       /* the largest sum of live bytes over the schedule: what no arena can go below */
     int64_t host_bytes;       /* beside these, in host memory: offloaded state and the largest step's part there */

@@ -206,6 +206,6 @@ bool td_choice_settle(td_context *td, td_choice *c, const td_matmul_call *call)
     c->found[0] = c->found[chosen];
     c->count = c->settled = true;
     td_cache_key key = kept_as(c);
-    if (all) td_cache_keep(td, &key, &c->found[0].algo, sizeof c->found[0].algo);
+    if (all && best < INFINITY) td_cache_keep(td, &key, &c->found[0].algo, sizeof c->found[0].algo);
     return true;
 }

@@ -418,7 +418,7 @@ static void plan_to_disk(td_cudnn_graph *g, const td_cache_key *key, cudnnBacken
     if (c->BackendGetAttribute(plan, what, CUDNN_TYPE_CHAR, 0, &bytes, NULL) != CUDNN_STATUS_SUCCESS || !bytes) return;
     char *json = td_alloc(g->td, (size_t)bytes, "host");
     if (json && c->BackendGetAttribute(plan, what, CUDNN_TYPE_CHAR, bytes, &bytes, json) == CUDNN_STATUS_SUCCESS)
-        td_cache_put(key, json, (size_t)bytes);
+        td_cache_keep(g->td, key, json, (size_t)bytes);
     td_free(g->td, json, (size_t)bytes, "host");
 }
 

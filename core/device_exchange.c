@@ -10,28 +10,22 @@ _Static_assert(sizeof(td_cuda_run) <= TD_GPU_ALIGN, "slots follow the numbers of
 static int64_t set_bytes(int64_t slot_bytes) { return TD_GPU_ALIGN + slot_bytes; }
 static td_exchange_set *current(td_context *td, td_exchange *x) { return &x->set[td->runs % TD_INPUT_SETS]; }
 
-/* ---- Memory */
+/* ---- Memory: that of inputs grows; what steps gave the host stays, to be read late */
 
-static void drop_sets(td_context *td, td_exchange *x)
+static void drop_inputs(td_context *td, td_exchange *x)
 {
     for (int i = 0; i < TD_INPUT_SETS; i++) {
-        td_exchange_set *s = &x->set[i];
-        if (s->pinned) cudaFreeHost(s->pinned);
-        if (s->outputs) cudaFreeHost(s->outputs);
-        if (s->copied) cudaEventDestroy(s->copied);
-        if (s->done) cudaEventDestroy(s->done);
-        *s = (td_exchange_set){ 0 };
+        if (x->set[i].pinned) cudaFreeHost(x->set[i].pinned);
+        x->set[i].pinned = x->set[i].inputs = NULL;
     }
     td_cuda_put(td, x->memory, TD_INPUT_SETS * set_bytes(x->slot_bytes), "inputs");
     x->memory = NULL;
     x->slot_bytes = -1;
 }
 
-static bool make_set(td_context *td, td_exchange_set *s, int64_t bytes)
+static bool make_set(td_context *td, td_exchange_set *s)
 {
-    return td_cuda_ok(td, cudaHostAlloc((void **)&s->pinned, (size_t)bytes, cudaHostAllocDefault), "allocating pinned memory") &&
-           td_cuda_ok(td, cudaHostAlloc((void **)&s->outputs, TD_LANDED * sizeof *s->outputs, cudaHostAllocMapped),
-                      "allocating pinned memory") &&
+    return td_cuda_ok(td, cudaHostAlloc((void **)&s->outputs, TD_LANDED * sizeof *s->outputs, cudaHostAllocMapped), "allocating pinned memory") &&
            td_cuda_ok(td, cudaEventCreateWithFlags(&s->copied, cudaEventDisableTiming), "making an event") &&
            td_cuda_ok(td, cudaEventCreateWithFlags(&s->done, cudaEventDisableTiming), "making an event");
 }
@@ -39,7 +33,9 @@ static bool make_set(td_context *td, td_exchange_set *s, int64_t bytes)
 bool td_exchange_open(td_context *td, td_exchange *x)
 {
     x->slot_bytes = -1;
-    return td_cuda_ok(td, cudaStreamCreateWithFlags(&x->copies, cudaStreamNonBlocking), "making a queue");
+    bool made = td_cuda_ok(td, cudaStreamCreateWithFlags(&x->copies, cudaStreamNonBlocking), "making a queue");
+    for (int i = 0; i < TD_INPUT_SETS && made; i++) made = make_set(td, &x->set[i]);
+    return made;
 }
 
 bool td_exchange_ensure(td_context *td, td_exchange *x, cudaStream_t stream, int64_t slot_bytes)
@@ -48,22 +44,29 @@ bool td_exchange_ensure(td_context *td, td_exchange *x, cudaStream_t stream, int
     if (!td_cuda_ok(td, cudaStreamSynchronize(x->copies), "copying inputs") || !td_cuda_ok(td, cudaStreamSynchronize(stream), "running the step"))
         return false;
     td->device_counts.waits++;
-    drop_sets(td, x);
+    drop_inputs(td, x);
     x->epoch++;
     x->memory = td_cuda_get(td, TD_INPUT_SETS * set_bytes(slot_bytes), "inputs");
     x->slot_bytes = slot_bytes;
     for (int i = 0; i < TD_INPUT_SETS && td->error == TD_OK; i++) {
         x->set[i].inputs = x->memory + i * set_bytes(slot_bytes);
-        make_set(td, &x->set[i], set_bytes(slot_bytes));
+        td_cuda_ok(td, cudaHostAlloc((void **)&x->set[i].pinned, (size_t)set_bytes(slot_bytes), cudaHostAllocDefault), "allocating pinned memory");
     }
-    if (td->error != TD_OK) drop_sets(td, x);
+    if (td->error != TD_OK) drop_inputs(td, x);
     return td->error == TD_OK;
 }
 
 void td_exchange_close(td_context *td, td_exchange *x)
 {
     if (!x->copies) return;
-    drop_sets(td, x);
+    drop_inputs(td, x);
+    for (int i = 0; i < TD_INPUT_SETS; i++) {
+        td_exchange_set *s = &x->set[i];
+        if (s->outputs) cudaFreeHost(s->outputs);
+        if (s->copied) cudaEventDestroy(s->copied);
+        if (s->done) cudaEventDestroy(s->done);
+        *s = (td_exchange_set){ 0 };
+    }
     cudaStreamDestroy(x->copies);
     x->copies = NULL;
 }

@@ -231,7 +231,7 @@ START_TEST(test_a_loss_is_read_a_step_late)
     for (int way = 0; way < 2; way++) {
         make_model(&m, open_gpu((td_options){ .deterministic = true }));
         for (int s = 0; s < 8; s++) {
-            loss[s] = train(&m, ROWS, s);
+            loss[s] = train(&m, s < 3 ? ROWS / 2 : ROWS, s); /* at the fourth step there is more to copy than there is room */
             if (way == 0) direct[s] = td_item(loss[s]);
             else if (s) late[s - 1] = td_item(loss[s - 1]);
         }

@@ -332,7 +332,7 @@ const td_op td_op_attention_gradient = {
     .cost       = attention_cost,
     .prepare    = td_attention_prepare,
     .cpu        = td_attention_gradient_cpu,
-    .cuda       = TD_CUDA(td_attention_gradient_cuda, td_attention_cuda_prepare, td_prepared_free),
+    .cuda       = TD_CUDA(td_attention_cuda, td_attention_cuda_prepare, td_prepared_free),
     .print      = attention_print,
 };
 

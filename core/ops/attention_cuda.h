@@ -26,7 +26,6 @@ td_attention_layout td_attention_layout_of(const td_kernel *k);
 
 /* device_attention.c: the operations, which choose among the ways below. */
 TD_CUDA_KERNEL(td_attention_cuda);
-TD_CUDA_KERNEL(td_attention_gradient_cuda);
 TD_CUDA_PREPARE(td_attention_cuda_prepare);
 
 /* attention_tensor.cu: 16-bit heads whose columns come in eights, up to 128 of them. Workspace as the general kernel's. */

@@ -60,7 +60,7 @@ bool td_attention_cuda_prepare(td_context *td, const td_kernel *k, td_preparatio
     return false;
 }
 
-static void run(const td_kernel *k)
+void td_attention_cuda(const td_kernel *k)
 {
     const attention_way *way = k->prepared;
     if (way->plan)
@@ -68,6 +68,3 @@ static void run(const td_kernel *k)
     else
         way->run(k);
 }
-
-void td_attention_cuda(const td_kernel *k) { run(k); }
-void td_attention_gradient_cuda(const td_kernel *k) { run(k); }

@@ -50,7 +50,6 @@ extern "C" void td_embedding_cuda(const td_kernel *k)
 
 /* ---- embedding_gradient */
 
-
 /* Rows whose id is none, or that are not of the value, sort behind all others. */
 static __global__ void make_keys(uint32_t *key, uint32_t *row_of, const int32_t *ids, int64_t count, uint32_t table_rows, td_rows held)
 {

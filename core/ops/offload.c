@@ -15,17 +15,15 @@ static void copy_range(void *user, int64_t begin, int64_t end)
     memcpy(c->to + begin, c->from + begin, (size_t)(end - begin));
 }
 
-static int64_t bytes_of(const td_arg *arg) { return td_arg_elements(arg) * td_dtype_size(arg->dtype); }
-
 static void copy_cpu(const td_kernel *k)
 {
     copying c = { k->out[0].data, k->in[0].data };
-    td_parallel_for(k->run, bytes_of(&k->in[0]), 1 << 20, copy_range, &c);
+    td_parallel_for(k->run, td_arg_bytes(&k->in[0]), 1 << 20, copy_range, &c);
 }
 
 static td_cost copy_cost(const td_kernel *k)
 {
-    int64_t bytes = bytes_of(&k->in[0]);
+    int64_t bytes = td_arg_bytes(&k->in[0]);
     return (td_cost){ .bytes = 2 * bytes, .copied = bytes };
 }
 
