@@ -27,6 +27,7 @@ typedef struct job {
     int ranks;
     td_dtype dtype, reduce;
     bool weighted, frozen, paused;
+    bool plain;                               /* no moments, no clipping: a factor on the gradient shows */
     double result[64];                        /* of rank 0 */
     int64_t owned[MOST][8][2];                /* of each state, by rank */
     int64_t state_bytes;
@@ -155,7 +156,7 @@ static int train(par_world *world, int rank, void *user)
     rank_log log;
     td_context *td = open_rank(world, rank, j, &log);
     net n = make_net(td, j);
-    opt_optimizer *opt = opt_adamw(td_root(td), &(opt_adamw_options){ .max_norm = 1 });
+    opt_optimizer *opt = j->plain ? opt_sgd(td_root(td), NULL) : opt_adamw(td_root(td), &(opt_adamw_options){ .max_norm = 1 });
     double x[ROWS * IN], w[ROWS];
     float narrow_x[ROWS * IN], narrow_w[ROWS];
     int32_t y[ROWS];
@@ -174,7 +175,7 @@ static int train(par_world *world, int rank, void *user)
         if (j->weighted) loss = td_cross_entropy_weighted(out, labels, td_batch(td, "w", td_float(td), TD_SHAPE(ROWS), weights));
         else loss = td_cross_entropy(out, labels);
         td_backward(loss);
-        opt_step(opt, 1e-2);
+        opt_step(opt, j->plain ? 0.1 : 1e-2);
         good = td_step(td);
         if (good && rank == 0) j->result[s] = td_item(loss);
     }
@@ -236,15 +237,16 @@ START_TEST(test_memory_of_frozen_parameters)
 }
 END_TEST
 
-/* Sums over ranks that are no power of two, in bf16: a mean is taken by the loss, not by a factor in the sum. */
+/* Sums over ranks that are no power of two, in bf16: a factor folded into the sum in the wrong dtype would make gradients zero, or wrong by
+ * hundredths. The roundings of bf16 themselves come to 2e-4 of these losses. */
 START_TEST(test_bf16_sums_over_three_ranks)
 {
     for (int w = 0; w < WORLDS; w++) {
-        job j = { .dtype = TD_F32, .strategy = worlds[w].strategy, .ranks = worlds[w].ranks };
+        job j = { .dtype = TD_F32, .strategy = worlds[w].strategy, .ranks = worlds[w].ranks, .plain = true };
         job wide = run(train, j);
         j.reduce = TD_BF16;
         job narrow = run(train, j);
-        assert_near(&narrow, &wide, STEPS + 1, 3e-2);
+        assert_near(&narrow, &wide, STEPS + 1, 5e-4);
         ck_assert(narrow.result[STEPS] != wide.result[STEPS]);
         ck_assert(wide.result[STEPS - 1] < wide.result[0] && narrow.result[STEPS - 1] < narrow.result[0]);
     }
