@@ -15,8 +15,8 @@
  * chooses its rings. Across hosts: one adapter a device, 400 Gb/s (A100: 200 Gb/s). To the host: PCI Express 5.0 x16 (A100: 4.0), of whose
  * 63 GB/s one way seven eighths are taken to arrive; a host's memory, of two sockets with eight channels of DDR5-4800 (A100: DDR4-3200), is
  * shared by its ranks. Efficiency: with 0.75 of the measured peak one
- * H200's steps of GPT-2 124M (32 x 1024) and 1558M (8 x 1024) in bf16 come to 62.6 and 182 ms, where PyTorch's, compiled, were measured at
- * 62.3 and 188; of a data sheet's peak, which is a quarter above what is measured, 0.6. */
+ * H200's steps of GPT-2 124M (32 x 1024) and 1558M (8 x 1024) in bf16 come to 59.4 and 177 ms, where Tandem's was measured at 59.1
+ * and PyTorch's, compiled, at 62.3 and 188; of a data sheet's peak, which is a quarter above what is measured, 0.6. */
 #define HOPS(inside_rate, across_rate)                                                               \
     .inside = { (inside_rate), 3.4e-6 }, .across = { (across_rate), 9.6e-6 }, .collective_s = 20e-6, \
     .call_s = 2e-6, .overlaps = true
