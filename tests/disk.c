@@ -7,6 +7,7 @@
  *     DISK_DELAY_MS=N    each enter and each fsync takes so much longer
  *     DISK_FULL=N        the Nth and all later ones of write fail: no space is left
  *     DISK_KILL=N        before the Nth the process is killed, and with the launcher of ranks all of them
+ *     DISK_KILL_CALL=C   the Nth call of that name is meant
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -25,7 +26,7 @@
 
 enum { PIECE = 16384 };
 
-static atomic_long calls;
+static atomic_long calls, calls_named;
 
 static long number(const char *name)
 {
@@ -58,8 +59,10 @@ static int meet(const char *call, const char *path)
     const char *concerns = getenv("DISK_PATH"), *rank = getenv("DISK_RANK"), *own = getenv("TANDEM_RANK");
     if (!concerns || !strstr(path, concerns) || (rank && strcmp(rank, own ? own : "0"))) return 0;
     long count = atomic_fetch_add(&calls, 1) + 1, delay_ms = number("DISK_DELAY_MS"), full = number("DISK_FULL");
+    const char *named = getenv("DISK_KILL_CALL");
     note(call, path);
-    if (count == number("DISK_KILL")) kill_world();
+    if (!named && count == number("DISK_KILL")) kill_world();
+    if (named && !strcmp(call, named) && atomic_fetch_add(&calls_named, 1) + 1 == number("DISK_KILL")) kill_world();
     if (!strcmp(call, "fsync") || !strcmp(call, "enter")) nanosleep(&(struct timespec){ .tv_sec = delay_ms / 1000, .tv_nsec = delay_ms % 1000 * 1000000 }, NULL);
     return full && count >= full && !strcmp(call, "write") ? ENOSPC : 0;
 }
