@@ -4,7 +4,8 @@
 #     ./check.sh          every test under gcc's address and undefined-behaviour sanitizers, then what a Release build
 #                         is needed for: binaries, timing, installation; CUDA where its toolkit is: that it compiles, and
 #                         what it compiles when it runs. Minutes.
-#     ./check.sh --all    full matrices, also plain, with clang, under ThreadSanitizer and valgrind. About an hour.
+#     ./check.sh --all    also the full matrices (once, in a Release build) and every test with clang, plain and sanitized, under
+#                         ThreadSanitizer and valgrind, and in a fresh Debian. About an hour.
 #     ./check.sh --gpu    what needs a GPU, and compute-sanitizer over its kernels; without a GPU that everything compiles.
 #
 # JOBS and TEST_JOBS set how many compilers (all cores) and tests (2) run at a time.
@@ -111,7 +112,7 @@ gpu()
 all_gcc()
 {
     stage "build: gcc, Release, all tests" configure_and_build build all -DCMAKE_BUILD_TYPE=Release "${cuda[@]}" || return 0
-    run_tests "tests: gcc, Release, all" build
+    TANDEM_TEST_ALL=1 run_tests "tests: gcc, Release, full matrices" build
 }
 
 all_clang()
@@ -139,7 +140,7 @@ under_valgrind()
         -DCMAKE_BUILD_TYPE=Debug -DTANDEM_CUDA=OFF "-DCMAKE_CROSSCOMPILING_EMULATOR=valgrind;-q;--error-exitcode=9;--leak-check=full;--errors-for-leak-kinds=definite;--suppressions=$PWD/cmake/suppressions/valgrind.txt" ||
         return 0
     # Why AVX: cmake/suppressions/valgrind.txt.
-    DNNL_MAX_CPU_ISA=AVX TANDEM_TEST_ALL='' run_tests "tests: valgrind" build/check-valgrind -L '^valgrind$'
+    DNNL_MAX_CPU_ISA=AVX run_tests "tests: valgrind" build/check-valgrind -L '^valgrind$'
 }
 
 # For information: the sources are formatted by hand where a table reads better.
@@ -171,8 +172,9 @@ if [ "${1-}" = --gpu ]; then
     gpu
 elif [ "${1-}" = --all ]; then
     install_packages "${packages_all[@]}"
-    export TANDEM_TEST_ALL=1
     patience=10
+    sanitized_gcc
+    all_gcc
     all_clang
     thread_sanitizer
     under_valgrind
@@ -182,8 +184,6 @@ elif [ "${1-}" = --all ]; then
     else
         echo "skipped: tests/fresh_root.sh needs root and Debian's package mmdebstrap"
     fi
-    sanitized_gcc
-    all_gcc
 else
     sanitized_gcc
     release_gcc
