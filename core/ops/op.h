@@ -99,7 +99,8 @@ void td_rule_rows(const td_program *p, const td_node *n, td_place_rule *rule);
 #ifdef TANDEM_CUDA
 #define TD_CUDA_KERNEL(run) void run(const td_kernel *k)
 #define TD_CUDA_PREPARE(prepare) bool prepare(td_context *td, const td_kernel *k, td_preparation *out)
-#define TD_CUDA(...) { __VA_ARGS__ }
+#define TD_CUDA(...) TD_CUDA_THREE(__VA_ARGS__, NULL, NULL, NULL)
+#define TD_CUDA_THREE(first, second, third, ...) { .run = (first), .prepare = (second), .release = (third) }
 #else
 #define TD_CUDA_KERNEL(run) struct td_device_kernel
 #define TD_CUDA_PREPARE(prepare) struct td_device_kernel
