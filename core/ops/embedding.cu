@@ -1,16 +1,12 @@
 /* Rows of a table chosen by number, on a GPU.
  *
- * embedding copies rows, 16 bytes at a time: 2 x (rows x D) bytes. Its gradient sorts (id, row) pairs, keeping the order of equal ids,
- * cuts the sorted list into chunks and adds each chunk's runs; a run that crosses chunks leaves one partial sum a chunk, which a second
- * pass adds in their order. So sums have one order, and no two threads add to one place.
+ * embedding copies rows, 16 bytes at a time: 2 x (rows x D) bytes. Its gradient sorts (id, row) pairs and adds the rows of each id
+ * (add_rows.cuh).
  */
-#include <cub/device/device_radix_sort.cuh>
-
-#include "core/device_cuda.h"
+#include "core/ops/add_rows.cuh"
 #include "core/ops/embedding_cuda.h"
-#include "core/ops/number.cuh"
 
-enum { THREADS = 256, CHUNK = 64, COLUMNS = 128 };
+enum { THREADS = 256 };
 
 /* ---- embedding */
 
@@ -66,94 +62,33 @@ static __global__ void make_keys(uint32_t *key, uint32_t *row_of, const int32_t 
     row_of[row] = (uint32_t)row;
 }
 
-/* One chunk of the sorted list and COLUMNS columns a block, a column a thread. partial (chunks, 2, columns): sums of the chunk's first and
- * of its last run, where they go on in another chunk. */
-template <typename T>
-static __global__ void add_runs(float *out, float *partial, const uint32_t *key, const uint32_t *row_of, const T *dy, int64_t count, int64_t columns,
-                                uint32_t table_rows)
-{
-    __shared__ uint32_t keys[CHUNK + 2], rows[CHUNK];
-    int64_t begin = (int64_t)blockIdx.x * CHUNK, column = (int64_t)blockIdx.y * COLUMNS + threadIdx.x;
-    int size = (int)(count - begin < CHUNK ? count - begin : CHUNK);
-    for (int i = threadIdx.x; i < size + 2; i += COLUMNS) {
-        int64_t at = begin - 1 + i;
-        keys[i] = at >= 0 && at < count ? key[at] : table_rows;
-        if (i >= 1 && i <= size) rows[i - 1] = row_of[at];
-    }
-    __syncthreads();
-    if (column >= columns) return;
-    float sum = 0;
-    int first = 0; /* of the run */
-    for (int i = 0; i < size; i++) {
-        uint32_t id = keys[i + 1];
-        if (id == table_rows) break;
-        sum += td_wide(dy[(int64_t)rows[i] * columns + column]);
-        if (i + 1 < size && keys[i + 2] == id) continue;
-        bool from_before = first == 0 && begin > 0 && keys[0] == id, goes_on = i + 1 == size && begin + size < count && keys[size + 1] == id;
-        if (from_before || goes_on)
-            partial[((int64_t)blockIdx.x * 2 + (first != 0)) * columns + column] = sum;
-        else
-            out[(int64_t)id * columns + column] = sum;
-        sum = 0;
-        first = i + 1;
-    }
-}
-
-/* Each chunk whose last run begins in it and goes on adds what the chunks after it hold of it. */
-static __global__ void add_partials(float *out, const float *partial, const uint32_t *key, int64_t count, int64_t columns, uint32_t table_rows)
-{
-    int64_t chunk = blockIdx.x, begin = chunk * CHUNK, end = begin + CHUNK, column = (int64_t)blockIdx.y * COLUMNS + threadIdx.x;
-    if (end >= count || column >= columns) return;
-    uint32_t id = key[end - 1];
-    bool whole = key[begin] == id; /* one run fills the chunk */
-    if (id == table_rows || key[end] != id || (whole && begin > 0 && key[begin - 1] == id)) return;
-    float sum = partial[(chunk * 2 + !whole) * columns + column];
-    for (int64_t next = chunk + 1; next * CHUNK < count && key[next * CHUNK] == id; next++) {
-        sum += partial[next * 2 * columns + column];
-        int64_t last = (next + 1) * CHUNK < count ? (next + 1) * CHUNK - 1 : count - 1;
-        if (key[last] != id) break;
-    }
-    out[(int64_t)id * columns + column] = sum;
-}
+template <typename T> struct gradient_row {
+    const T *dy;
+    int64_t columns;
+    __device__ __forceinline__ const T *operator()(uint32_t row) const { return dy + (int64_t)row * columns; }
+};
 
 /* Where the parts of the workspace lie. */
 typedef struct room {
-    int64_t count, chunks, columns, sort_bytes;
+    int64_t count, columns, sort_bytes;
+    int bits;
     uint32_t *key[2], *row[2];
     float *partial;
     void *sort;
     int64_t bytes;
 } room;
 
-static char *take(room *r, char *base, int64_t bytes)
-{
-    char *at = base + r->bytes;
-    r->bytes += (bytes + 255) / 256 * 256;
-    return at;
-}
-
-static int bits_of(int64_t table_rows)
-{
-    int bits = 1;
-    while (bits < 32 && table_rows >> bits) bits++;
-    return bits;
-}
-
 static room room_of(const td_kernel *k, void *workspace)
 {
-    char *base = (char *)workspace;
     room r = { .count = td_arg_elements(&k->in[0]), .columns = td_arg_last(&k->out[0]) };
-    r.chunks = (r.count + CHUNK - 1) / CHUNK;
-    size_t sort_bytes = 0;
-    cub::DeviceRadixSort::SortPairs(NULL, sort_bytes, (uint32_t *)NULL, (uint32_t *)NULL, (uint32_t *)NULL, (uint32_t *)NULL, r.count, 0,
-                                    bits_of(k->out[0].shape.dim[0]));
-    r.sort_bytes = (int64_t)sort_bytes;
+    r.bits = td_key_bits(k->out[0].shape.dim[0]);
+    r.sort_bytes = td_sort_bytes(r.count, r.bits);
     for (int i = 0; i < 2; i++) {
-        r.key[i] = (uint32_t *)take(&r, base, r.count * (int64_t)sizeof(uint32_t));
-        r.row[i] = (uint32_t *)take(&r, base, r.count * (int64_t)sizeof(uint32_t));
+        r.key[i] = (uint32_t *)td_take(workspace, &r.bytes, r.count * (int64_t)sizeof(uint32_t));
+        r.row[i] = (uint32_t *)td_take(workspace, &r.bytes, r.count * (int64_t)sizeof(uint32_t));
     }
-    r.partial = (float *)take(&r, base, r.chunks * 2 * r.columns * (int64_t)sizeof(float));
-    r.sort = take(&r, base, r.sort_bytes);
+    r.partial = (float *)td_take(workspace, &r.bytes, td_chunks_of(r.count) * 2 * r.columns * (int64_t)sizeof(float));
+    r.sort = td_take(workspace, &r.bytes, r.sort_bytes);
     return r;
 }
 
@@ -177,14 +112,7 @@ extern "C" void td_embedding_gradient_rows(const td_kernel *k, td_rows held)
     uint32_t table_rows = (uint32_t)k->out[0].shape.dim[0];
     make_keys<<<td_blocks_for(r.count, THREADS, 1), THREADS, 0, stream>>>(r.key[0], r.row[0], (const int32_t *)k->in[0].data, r.count, table_rows, held);
     td_cuda_launched(k);
-    size_t sort_bytes = (size_t)r.sort_bytes;
-    if (!td_cuda_ok(k->run->td,
-                    cub::DeviceRadixSort::SortPairs(r.sort, sort_bytes, r.key[0], r.key[1], r.row[0], r.row[1], r.count, 0, bits_of(table_rows), stream),
-                    "sorting ids"))
-        return;
-    dim3 blocks((unsigned)r.chunks, (unsigned)((r.columns + COLUMNS - 1) / COLUMNS));
-    TD_CUDA_FLOATS(k->in[1].dtype, (add_runs<T><<<blocks, COLUMNS, 0, stream>>>((float *)k->out[0].data, r.partial, r.key[1], r.row[1],
-                                                                                 (const T *)k->in[1].data, r.count, r.columns, table_rows)));
-    add_partials<<<blocks, COLUMNS, 0, stream>>>((float *)k->out[0].data, r.partial, r.key[1], r.count, r.columns, table_rows);
-    td_cuda_launched(k);
+    if (!td_sort_keys(k, r.sort, r.sort_bytes, r.key, r.row, r.count, r.bits)) return;
+    TD_CUDA_FLOATS(k->in[1].dtype, gradient_row<T> rows = { (const T *)k->in[1].data, r.columns };
+                   td_add_rows<T>(k, (float *)k->out[0].data, r.partial, r.key[1], r.row[1], rows, r.count, r.columns, table_rows));
 }
