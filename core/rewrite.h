@@ -386,6 +386,9 @@ typedef struct td_update_rule {
     void (*cpu)(const td_update_range *range);
     /* NULL: not on a GPU. `count` ranges of a unit at once, f32; of their own numbers it reads the hypers alone. */
     void (*cuda)(const td_update_range *ranges, int count, const td_update_scalars *scalars);
+    /* NULL: no updates by rows on a GPU. `range` is a member's, its gradient count / width rows: the i-th is that of row ids[i], in device
+     * memory, which rise up to the first that is -1; ids NULL: of row i. */
+    void (*cuda_rows)(const td_update_range *range, const int32_t *ids, const td_update_scalars *scalars);
     int flops;                                /* an element */
     bool sparse;                              /* where the gradient is zero nothing changes: rows without one may be left out */
     bool row_moment[TD_MOMENTS];              /* the moment has one element a row (td_moment_rows) */

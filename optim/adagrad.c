@@ -5,6 +5,8 @@
 #include <math.h>
 
 OPT_CUDA_RULE(opt_adagrad_cuda);
+OPT_CUDA_ROWS(opt_adagrad_cuda_rows);
+OPT_CUDA_ROWS(opt_row_wise_adagrad_cuda_rows);
 
 #define ADAGRAD_LOOP(T, SQRT)                                                 \
     do {                                                                      \
@@ -33,6 +35,7 @@ static const td_update_rule adagrad_rule = {
     .hyper_name = { "decay", "eps", "rate_decay" },
     .cpu = adagrad_cpu,
     .cuda = OPT_CUDA(opt_adagrad_cuda),
+    .cuda_rows = OPT_CUDA(opt_adagrad_cuda_rows),
     .flops = 9,
     .sparse = true,
 };
@@ -77,6 +80,7 @@ static const td_update_rule row_wise_rule = {
     .moment_name = { "row_sum" },
     .hyper_name = { "decay", "eps", "rate_decay" },
     .cpu = row_wise_cpu,
+    .cuda_rows = OPT_CUDA(opt_row_wise_adagrad_cuda_rows),
     .flops = 9,
     .sparse = true,
     .row_moment = { true },

@@ -22,9 +22,11 @@ typedef struct opt_making {
 /* Rules on a GPU: the kernels of the .cu beside the rule's .c, which a build without CUDA has not. */
 #ifdef TANDEM_CUDA
 #define OPT_CUDA_RULE(update) void update(const td_update_range *ranges, int count, const td_update_scalars *scalars)
+#define OPT_CUDA_ROWS(update) void update(const td_update_range *range, const int32_t *ids, const td_update_scalars *scalars)
 #define OPT_CUDA(update) update
 #else
 #define OPT_CUDA_RULE(update) struct td_update_rule
+#define OPT_CUDA_ROWS(update) struct td_update_rule
 #define OPT_CUDA(update) NULL
 #endif
 

@@ -5,6 +5,7 @@
 #include <math.h>
 
 OPT_CUDA_RULE(opt_sgd_cuda);
+OPT_CUDA_ROWS(opt_sgd_cuda_rows);
 OPT_CUDA_RULE(opt_momentum_cuda);
 
 #define SGD_LOOP(T)                                                           \
@@ -51,6 +52,7 @@ static const td_update_rule sgd_rule = {
     .hyper_name = { "decay" },
     .cpu = sgd_cpu,
     .cuda = OPT_CUDA(opt_sgd_cuda),
+    .cuda_rows = OPT_CUDA(opt_sgd_cuda_rows),
     .flops = 5,
     .sparse = true,
 };

@@ -1,6 +1,6 @@
 /* Stochastic gradient descent on CUDA, with momentum or without; see sgd.c. */
 #include "optim/hyper.h"
-#include "optim/update.cuh"
+#include "optim/rows.cuh"
 
 struct plain {
     enum { MOMENTS = 0, HYPERS = 1 };
@@ -43,6 +43,11 @@ struct with_momentum {
 extern "C" void opt_sgd_cuda(const td_update_range *ranges, int count, const td_update_scalars *scalars)
 {
     opt_update<plain>(ranges, count, scalars);
+}
+
+extern "C" void opt_sgd_cuda_rows(const td_update_range *range, const int32_t *ids, const td_update_scalars *scalars)
+{
+    opt_update_rows<plain>(range, ids, scalars);
 }
 
 extern "C" void opt_momentum_cuda(const td_update_range *ranges, int count, const td_update_scalars *scalars)

@@ -16,6 +16,11 @@
 
 #include <stdio.h>
 
+TD_CUDA_KERNEL(td_merge_rows_cuda);
+TD_CUDA_PREPARE(td_merge_rows_cuda_prepare);
+TD_CUDA_KERNEL(td_update_rows_cuda);
+TD_CUDA_PREPARE(td_update_rows_cuda_prepare);
+
 enum { TASK_ELEMENTS = 16 << 10, DIGIT_BITS = 11, DIGITS = 1 << DIGIT_BITS };
 
 /* ---- Rules ---------------------------------------------------------------------------------------------- */
@@ -192,6 +197,7 @@ const td_op td_op_merge_rows = {
     .cost       = merge_rows_cost,
     .prepare    = merge_rows_prepare,
     .cpu        = merge_rows_cpu,
+    .cuda       = TD_CUDA(td_merge_rows_cuda, td_merge_rows_cuda_prepare),
     .print      = merge_rows_print,
 };
 
@@ -299,6 +305,7 @@ const td_op td_op_update_rows = {
     .place      = whole_rule,
     .cost       = update_rows_cost,
     .cpu        = update_rows_cpu,
+    .cuda       = TD_CUDA(td_update_rows_cuda, td_update_rows_cuda_prepare),
     .print      = update_rows_print,
     .inplace    = { 0, 1 },
 };
