@@ -391,7 +391,8 @@ START_TEST(test_a_rerun_gives_the_same_bits)
 }
 END_TEST
 
-START_TEST(test_a_replayed_step_allocates_nothing_and_is_a_graph)
+START_TEST(test_a_replayed_step_allocates_nothing_and_is_a_graph,
+      test_updates_by_rows_equal_the_cpu)
 {
     if (!gpu_for(__func__)) return;
     curve c = curve_on(true, TD_F32, 0);
@@ -478,7 +479,92 @@ START_TEST(test_a_loss_with_its_gradient_equals_the_cpu)
 }
 END_TEST
 
+/* ---- Row-sparse gradients, and updates by rows */
+
+enum { TABLE_ROWS = 700, IDS = 333, MORE_IDS = 41, MOST_WIDTH = 1100, TABLE_STEPS = 4 };
+
+typedef struct table_case {
+    int64_t width;
+    bool sgd, row_wise, sparse;
+} table_case;
+
+typedef struct trained_table {
+    double table[TABLE_ROWS * MOST_WIDTH], sums[TABLE_ROWS * MOST_WIDTH];
+    double norms[TABLE_STEPS], scale;
+} trained_table;
+
+static void read_wide(td_state s, double *to)
+{
+    int64_t count = td_shape_elements(td_state_shape(s));
+    float *values = check_alloc((size_t)count * sizeof *values);
+    ck_assert_msg(td_state_read(s, 0, count, values), "%s", td_error_text(s.td));
+    for (int64_t i = 0; i < count; i++) to[i] = (double)values[i];
+}
+
+/* Rows of the table, with literal gradients (never small, so that no sign is a matter of roundings). */
+static td_tensor weighed_rows(td_context *td, td_state table, int64_t count, int64_t width, uint64_t seed, double first)
+{
+    int32_t *ids = check_alloc((size_t)count * sizeof *ids);
+    float *g = check_alloc((size_t)(count * width) * sizeof *g);
+    for (int64_t i = 0; i < count; i++) /* every third is the same one, a few are none */
+        ids[i] = i % 3 == 0 ? 5 : (int32_t)((i * 7919 + (int64_t)seed * 31) % (TABLE_ROWS + 20)) - 10;
+    for (int64_t i = 0; i < count * width; i++) g[i] = (float)check_normal(seed * 1000000 + (uint64_t)i);
+    g[0] *= (float)first;
+    td_tensor y = td_embedding(td_use(table), td_input(td, "ids", TD_I32, TD_SHAPE(count), ids));
+    return td_sum(td_mul(y, td_input(td, "g", TD_F32, TD_SHAPE(count, width), g)), TD_ALL, TD_DROP);
+}
+
+/* Two uses a step, clipping; the third step's gradient is infinite. */
+static void train_table(bool gpu, const table_case *c, trained_table *out)
+{
+    td_context *td = gpu ? open_gpu(TD_F32, false) : open_cpu(TD_F32);
+    td_state table = td_parameter(td_root(td), "table", TD_SHAPE(TABLE_ROWS, c->width), td_init_normal(1));
+    if (c->sparse) td_sparse_rows(table);
+    opt_scaler *scaler = opt_scaler_open(td, &(opt_scaler_options){ .initial = 16 });
+    opt_optimizer *opt = c->sgd ? opt_sgd(td_root(td), &(opt_sgd_options){ .max_norm = 20, .scaler = scaler })
+                                : opt_adagrad(td_root(td), &(opt_adagrad_options){ .row_wise = c->row_wise, .rate_decay = 0.1, .max_norm = 20, .scaler = scaler });
+    for (int s = 0; s < TABLE_STEPS; s++) {
+        td_tensor one = weighed_rows(td, table, IDS, c->width, (uint64_t)s + 1, s == 2 ? (double)INFINITY : 1);
+        td_tensor other = weighed_rows(td, table, MORE_IDS, c->width, (uint64_t)s + 11, 1);
+        td_backward(opt_scaler_scale(scaler, td_add(one, other)));
+        opt_step(opt, 0.3);
+        ck_assert_msg(td_step(td), "step %d: %s", s, td_error_text(td));
+        out->norms[s] = td_item(opt_gradient_norm(opt));
+    }
+    read_wide(table, out->table);
+    if (!c->sgd) read_wide(td_state_named(td, c->row_wise ? "table.row_sum" : "table.sum"), out->sums);
+    read_wide(td_state_named(td, "scaler.scale"), &out->scale);
+    td_close(td);
+}
+
+START_TEST(test_updates_by_rows_equal_the_cpu)
+{
+    if (!gpu_for(__func__)) return;
+    static const int64_t widths[] = { 1, 5, 16, 64, 301, MOST_WIDTH };
+    static const table_case cases[] = { { .sgd = true, .sparse = true }, { .sparse = true }, { .row_wise = true, .sparse = true }, { .row_wise = true } };
+    static trained_table want, got, again;
+    for (size_t i = 0; i < sizeof widths / sizeof *widths * 4; i++) {
+        table_case c = cases[i % 4];
+        c.width = widths[i / 4];
+        train_table(false, &c, &want);
+        train_table(true, &c, &got);
+        train_table(true, &c, &again);
+        int64_t count = TABLE_ROWS * c.width, sums = c.sgd ? 0 : c.row_wise ? TABLE_ROWS : count;
+        double table = relative_error(got.table, want.table, count), moments = relative_error(got.sums, want.sums, sums);
+        printf("%s%s, (%d, %lld): table off by %.3g, sums by %.3g\n", c.sgd ? "sgd" : c.row_wise ? "row-wise adagrad" : "adagrad",
+               c.sparse ? " on rows" : "", TABLE_ROWS, (long long)c.width, table, moments);
+        ck_assert_double_le(table, 1e-5);
+        ck_assert_double_le(moments, 1e-5);
+        ck_assert_double_le(relative_error(got.norms, want.norms, 2), 1e-5);
+        ck_assert(!isfinite(got.norms[2]) && got.scale == 8 && want.scale == 8);
+        ck_assert_mem_eq(got.table, again.table, (size_t)count * sizeof *got.table);
+        ck_assert_mem_eq(got.sums, again.sums, (size_t)sums * sizeof *got.sums);
+    }
+}
+END_TEST
+
 TESTS("cuda", test_what_cannot_be_had_is_said, test_operations_equal_the_cpu_in_poisoned_memory, test_operations_equal_the_cpu_as_graphs,
       test_norms_that_add_and_narrow_equal_the_cpu, test_a_loss_with_its_gradient_equals_the_cpu,
       test_attention_in_16_bits_is_that_in_f32, test_deterministic_attention_gives_the_same_bits,
-      test_curves_equal_the_cpu, test_a_rerun_gives_the_same_bits, test_a_replayed_step_allocates_nothing_and_is_a_graph)
+      test_curves_equal_the_cpu, test_a_rerun_gives_the_same_bits, test_a_replayed_step_allocates_nothing_and_is_a_graph,
+      test_updates_by_rows_equal_the_cpu)
