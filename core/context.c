@@ -163,10 +163,10 @@ static void read_options(td_context *td)
     if (!o->workspace_bytes) o->workspace_bytes = gpu ? 1 << 30 : 256 << 20;
     if (!gpu && strcmp(o->device, "cpu"))
         td_fail(td, TD_ERROR_USAGE, "td_open: device '%s' is not known: \"cpu\", \"cuda\", or \"cuda:1\" for another GPU than the first", o->device);
-    if (!gpu && o->dtype != TD_F32 && o->dtype != TD_F64 && o->dtype != TD_BF16)
-        td_fail(td, TD_ERROR_UNSUPPORTED, "td_open: dtype %s cannot be had on the CPU: use f32, bf16 or f64", td_dtype_name(o->dtype));
-    if (gpu && o->dtype != TD_F32 && o->dtype != TD_BF16)
-        td_fail(td, TD_ERROR_UNSUPPORTED, "td_open: dtype %s cannot be had on a GPU: use f32 or bf16", td_dtype_name(o->dtype));
+    if (!gpu && o->dtype != TD_F32 && o->dtype != TD_F64 && o->dtype != TD_BF16 && o->dtype != TD_F16)
+        td_fail(td, TD_ERROR_UNSUPPORTED, "td_open: dtype %s cannot be had on the CPU: use f32, bf16, f16 or f64", td_dtype_name(o->dtype));
+    if (gpu && o->dtype != TD_F32 && o->dtype != TD_BF16 && o->dtype != TD_F16)
+        td_fail(td, TD_ERROR_UNSUPPORTED, "td_open: dtype %s cannot be had on a GPU: use f32, bf16 or f16", td_dtype_name(o->dtype));
     if (o->threads < 1) td_fail(td, TD_ERROR_USAGE, "td_open: threads is %d, must be at least 1 (0 for all cores)", o->threads);
     if (!parse_stages(td, "TD_PRINT", o->print, 0, &td->print)) return;
     if (!parse_stages(td, "TD_PASSES", o->passes, '-', &td->passes_off)) return;

@@ -119,7 +119,8 @@ typedef struct td_allocator {
 TD_API const td_allocator *td_allocator_default(void);
 
 typedef struct td_options {
-    td_dtype dtype;            /* TD_F32 (default), TD_F64, or TD_BF16: f32 parameters, products in bf16 */
+    td_dtype dtype;            /* TD_F32 (default), TD_F64, or TD_BF16, TD_F16: f32 parameters, products in 16 bits. What
+                                  trains in TD_F16 needs a scaler of losses (optim.h); on the CPU it is for comparing, not fast */
     const char *device;        /* "cpu" (default), "cuda", or "cuda:1" for another GPU than the first */
     uint64_t seed;             /* keys every initial value and random draw */
     int threads;               /* CPU threads of this context; 0: all cores */
@@ -173,7 +174,7 @@ TD_API const char *td_module_name(td_module m);           /* its dotted path, ""
 TD_API void td_enter(td_module m);                        /* what is recorded until td_leave carries m's path */
 TD_API void td_leave(td_module m);
 /* What products (matmul, linear, attention) recorded in m and below it compute in: TD_F32, so that a router or a head stays exact in a
- * TD_BF16 context, or TD_BF16 in a TD_F32 context; parameters stay f32. The innermost module that is set decides. Holds for the whole of
+ * TD_BF16 or TD_F16 context, or TD_BF16 in a TD_F32 context; parameters stay f32. The innermost module that is set decides. Holds for the whole of
  * the step being recorded and those after it. Errors: another dtype; a TD_F64 context, which computes in f64 throughout. */
 TD_API void td_set_dtype(td_module m, td_dtype dtype);
 TD_API td_dtype td_get_dtype(td_module m);                /* what they compute in by now; without any set the context's dtype */

@@ -25,7 +25,6 @@ typedef struct epilogues {
 
 static const uint32_t MANY = TD_NONE - 1;
 
-static bool is_narrow(uint8_t dtype) { return dtype == TD_BF16 || dtype == TD_F16; }
 
 static void note_reads(epilogues *e, uint32_t index)
 {
@@ -33,7 +32,7 @@ static void note_reads(epilogues *e, uint32_t index)
     for (uint32_t i = 0; i < n->inputs; i++) {
         td_id v = e->in->inputs[n->input + i];
         e->reader[v] = e->reader[v] == TD_NONE ? index : MANY;
-        bool narrows = n->op == &td_op_cast && is_narrow(e->in->values[n->output].dtype) && n->after == TD_NONE;
+        bool narrows = n->op == &td_op_cast && td_is_narrow(e->in->values[n->output].dtype) && n->after == TD_NONE;
         if (narrows && e->narrowed[v] == TD_NONE) e->narrowed[v] = index;
     }
     if (n->after != TD_NONE) e->reader[n->after] = MANY; /* it must stay a value of its own */

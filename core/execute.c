@@ -110,7 +110,8 @@ static bool has_nan(const void *data, td_dtype dtype, int64_t count)
 {
     for (int64_t i = 0; i < count; i++)
         if ((dtype == TD_F64 && isnan(((const double *)data)[i])) || (dtype == TD_F32 && isnan(((const float *)data)[i])) ||
-            (dtype == TD_BF16 && (((const uint16_t *)data)[i] & 0x7FFF) > 0x7F80))
+            (dtype == TD_BF16 && (((const uint16_t *)data)[i] & 0x7FFF) > 0x7F80) ||
+            (dtype == TD_F16 && (((const uint16_t *)data)[i] & 0x7FFF) > 0x7C00))
             return true;
     return false;
 }

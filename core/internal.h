@@ -219,6 +219,9 @@ const char *td_module_path(const td_context *td, uint32_t module);
 enum { TD_SHAPE_TEXT = 160 };
 char *td_shape_text(td_shape shape, char to[TD_SHAPE_TEXT]);
 
+/* A float of 16 bits, which products may be in. */
+static inline bool td_is_narrow(uint32_t dtype) { return dtype == TD_BF16 || dtype == TD_F16; }
+
 /* Key of a random operation recorded now: module path and occurrence within the micro-batch. */
 uint64_t td_random_key(td_context *td);
 struct td_onednn *td_onednn_of(td_context *td);           /* NULL after td_fail */

@@ -18,12 +18,11 @@ typedef struct member_casts {
     size_t bytes;
 } member_casts;
 
-static bool is_narrow(uint8_t dtype) { return dtype == TD_BF16 || dtype == TD_F16; }
 
 /* The flat value of whose member node n is the copy in 16 bits; TD_NONE: it is something else. */
 static td_id copied_from(const td_program *p, const td_node *n)
 {
-    if (n->op != &td_op_cast || n->after != TD_NONE || !is_narrow(p->values[n->output].dtype)) return TD_NONE;
+    if (n->op != &td_op_cast || n->after != TD_NONE || !td_is_narrow(p->values[n->output].dtype)) return TD_NONE;
     const td_node *part = td_producer(p, td_node_inputs(p, n)[0]);
     if (part->op != &td_op_part || part->after != TD_NONE) return TD_NONE;
     td_id flat = td_node_inputs(p, part)[0];
@@ -61,7 +60,7 @@ static bool open_tables(member_casts *m)
 static bool is_worth_it(const member_casts *m, td_id flat)
 {
     int64_t elements = td_shape_elements(m->in->values[flat].shape);
-    return m->casts[flat] > 1 && is_narrow(m->dtype[flat]) && m->cast_elements[flat] >= elements - elements / 4;
+    return m->casts[flat] > 1 && td_is_narrow(m->dtype[flat]) && m->cast_elements[flat] >= elements - elements / 4;
 }
 
 static td_id copy_of(member_casts *m, const td_node *like, td_id flat)

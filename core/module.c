@@ -69,9 +69,11 @@ void td_set_dtype(td_module m, td_dtype dtype)
     td_context *td = m.td;
     if (m.id >= td->module_count || td->error != TD_OK) return;
     const char *path = td->modules[m.id].path;
-    if (td->options.dtype == TD_F64 || (dtype != TD_F32 && dtype != TD_BF16)) {
-        td_fail(td, TD_ERROR_USAGE, "td_set_dtype: '%s' cannot compute in %s: %s", path, td_dtype_name(dtype),
-                td->options.dtype == TD_F64 ? "the context is f64 and computes in f64 throughout" : "products are in f32 or bf16");
+    td_dtype all = td->options.dtype, narrow = all == TD_F16 ? TD_F16 : TD_BF16;
+    if (all == TD_F64 || (dtype != TD_F32 && dtype != narrow)) {
+        td_fail(td, TD_ERROR_USAGE, "td_set_dtype: '%s' cannot compute in %s: %s%s", path, td_dtype_name(dtype),
+                all == TD_F64 ? "the context is f64 and computes in f64 throughout" : "products are in f32 or ",
+                all == TD_F64 ? "" : td_dtype_name(narrow));
         return;
     }
     td->modules[m.id].has_dtype = true;

@@ -1,6 +1,6 @@
-/* precision: under bf16, matrix products read bf16; everything else keeps what it is given.
+/* precision: under bf16 and f16, matrix products read 16 bits; everything else keeps what it is given.
  *
- * A recorded program is in f32. An operation of class TD_PRODUCT gets its f32 inputs cast to bf16 and so gives bf16;
+ * A recorded program is in f32. An operation of class TD_PRODUCT gets its f32 inputs cast to the context's 16-bit dtype and so gives that;
  * one of class TD_WIDE reads any float dtype and gives f32; the others compute in the dtype of their inputs, widened
  * to f32 where these differ. Outputs and everything about gradients, updates and state see f32 again.
  * A module may have a dtype of its own (td_set_dtype): its products get their inputs in that one.
@@ -14,7 +14,7 @@ typedef struct precision {
     const td_program *in;
     td_program *out;
     td_id *map;                               /* value of in -> of out */
-    td_id *narrow;                            /* value of out's recording -> its bf16 copy, by value of in */
+    td_id *narrow;                            /* its copy in 16 bits, by value of in */
     td_id *wide;
 } precision;
 
@@ -25,9 +25,9 @@ static td_id in_dtype(precision *p, td_id v, td_dtype to, const td_node *reader)
 {
     td_id now = p->map[v];
     td_dtype have = (td_dtype)p->out->values[now].dtype;
-    if (have == to || (have != TD_F32 && have != TD_BF16)) return now;
-    td_id *memo = to == TD_BF16 ? &p->narrow[v] : &p->wide[v];
-    if (*memo != TD_NONE) return *memo;
+    if (have == to || (have != TD_F32 && !td_is_narrow(have))) return now;
+    td_id *memo = td_is_narrow(to) ? &p->narrow[v] : &p->wide[v];
+    if (*memo != TD_NONE && p->out->values[*memo].dtype == to) return *memo;
     *memo = td_handle_id(td_cast_at(td_handle(p->out, now), to, here_of(reader)));
     if (*memo != TD_NONE) p->out->nodes[p->out->values[*memo].node].scope = reader->scope; /* computed again where its reader is */
     return *memo;
@@ -38,16 +38,18 @@ static td_dtype dtype_wanted(const precision *p, const td_node *n)
     if (n->op->precision == TD_PRODUCT) return td_get_dtype((td_module){ p->td, n->module });
     if (n->op == &td_op_gradient) return TD_DTYPES;
     bool as_recorded = n->op == &td_op_output || n->op == &td_op_assign;
-    if (as_recorded && p->in->values[p->in->inputs[n->input]].dtype == TD_BF16) return TD_BF16;
+    td_dtype recorded = (td_dtype)p->in->values[p->in->inputs[n->input]].dtype;
+    if (as_recorded && td_is_narrow(recorded)) return recorded;
     if (n->op->flags & (TD_OP_VIRTUAL | TD_OP_EFFECT)) return TD_F32;
-    bool wide = false, narrow = false;
+    td_dtype narrow = TD_DTYPES;
+    bool wide = false;
     for (uint32_t i = 0; i < n->inputs; i++) {
         uint8_t dtype = p->out->values[p->map[p->in->inputs[n->input + i]]].dtype;
-        wide = wide || dtype == TD_F32;
-        narrow = narrow || dtype == TD_BF16;
+        wide = wide || dtype == TD_F32 || (td_is_narrow(dtype) && narrow != TD_DTYPES && dtype != narrow);
+        if (td_is_narrow(dtype)) narrow = (td_dtype)dtype;
     }
-    if (n->op->precision == TD_WIDE || !narrow) return TD_DTYPES; /* as they are */
-    return wide ? TD_F32 : TD_BF16;
+    if (n->op->precision == TD_WIDE || narrow == TD_DTYPES) return TD_DTYPES; /* as they are */
+    return wide ? TD_F32 : narrow;
 }
 
 enum { FEW = 16 };

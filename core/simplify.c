@@ -110,7 +110,7 @@ static td_id without_cast(const simplification *s, const td_node *n)
     const td_node *inner = td_producer(s->out, x);
     if (inner->op != &td_op_cast) return TD_NONE;
     td_id start = s->out->inputs[inner->input];
-    bool widened = s->out->values[start].dtype == TD_BF16 && s->out->values[x].dtype == TD_F32;
+    bool widened = td_is_narrow(s->out->values[start].dtype) && s->out->values[x].dtype == TD_F32;
     return widened && s->out->values[start].dtype == to ? start : TD_NONE;
 }
 
@@ -126,13 +126,13 @@ static td_id without_product(const simplification *s, const td_node *n)
     return TD_NONE;
 }
 
-/* cast f32 (product of bf16 -> bf16): the product again, with an f32 result. */
+/* cast f32 (product of 16 bits -> 16 bits): the product again, with an f32 result. */
 static td_id widened_product(simplification *s, const td_node *n)
 {
     if (n->op != &td_op_cast || s->in->values[n->output].dtype != TD_F32) return TD_NONE;
     td_id before = s->in->inputs[n->input];
     td_node product = *td_producer(s->in, before);
-    if (product.op != &td_op_matmul || s->in->values[before].dtype != TD_BF16 || s->readers[before] != 1) return TD_NONE;
+    if (product.op != &td_op_matmul || !td_is_narrow(s->in->values[before].dtype) || s->readers[before] != 1) return TD_NONE;
     op_matmul_attr attr = *(const op_matmul_attr *)td_node_attr(s->in, &product);
     attr.out_dtype = TD_F32;
     td_value value = s->in->values[before];
@@ -142,7 +142,7 @@ static td_id widened_product(simplification *s, const td_node *n)
                                            .attr_bytes = sizeof attr, .outputs = &value, .output_count = 1, .after = TD_NONE });
 }
 
-/* cast f32 (cast bf16 (sum)), the sum being f32: the sum. */
+/* cast f32 (cast to 16 bits (sum)), the sum being f32: the sum. */
 static td_id widened_sum(const simplification *s, const td_node *n)
 {
     if (n->op != &td_op_cast || s->in->values[n->output].dtype != TD_F32) return TD_NONE;
@@ -150,7 +150,7 @@ static td_id widened_sum(const simplification *s, const td_node *n)
     const td_node *cast = td_producer(s->in, narrow);
     if (cast->op != &td_op_cast || s->readers[narrow] != 1) return TD_NONE;
     td_id sum = s->in->inputs[cast->input];
-    bool wide = td_producer(s->in, sum)->op == &td_op_sum && s->in->values[sum].dtype == TD_F32 && s->in->values[narrow].dtype == TD_BF16;
+    bool wide = td_producer(s->in, sum)->op == &td_op_sum && s->in->values[sum].dtype == TD_F32 && td_is_narrow(s->in->values[narrow].dtype);
     return wide ? input_of(s, cast, 0) : TD_NONE;
 }
 

@@ -36,7 +36,8 @@ static td_program *lower(td_context *td, td_purpose purpose)
 {
     td_program *p = NULL;
     td_program_log(&td->recording, TD_STAGE_RECORD);
-    if ((td->options.dtype == TD_BF16 || td->dtypes_hash) && !advance(&p, td_precision_pass(&td->recording), TD_STAGE_PRECISION)) return NULL;
+    bool narrows = td_is_narrow(td->options.dtype) || td->dtypes_hash;
+    if (narrows && !advance(&p, td_precision_pass(&td->recording), TD_STAGE_PRECISION)) return NULL;
     if (!advance(&p, td_differentiate_pass(p ? p : &td->recording, purpose), TD_STAGE_GRAD)) return NULL;
     if (!td_stage_off(td, TD_STAGE_SIMPLIFY) && !advance(&p, td_simplify_pass(p), TD_STAGE_SIMPLIFY)) return NULL;
     if (td->has_parallel && td->parallel.place && !advance(&p, td->parallel.place(td->parallel.self, p), TD_STAGE_PLACE)) return NULL;
@@ -472,7 +473,12 @@ static double item_value(td_context *td, item value, td_dtype dtype)
     case TD_I64: return (double)value.i64;
     case TD_U8:  return value.u8;
     case TD_BF16: return (double)td_widened(value.bits);
-    case TD_F16: case TD_DTYPES: break;
+    case TD_F16: {
+        float wide;
+        td_convert(TD_F32, &wide, TD_F16, &value.bits, 1);
+        return (double)wide;
+    }
+    case TD_DTYPES: break;
     }
     td_fail(td, TD_ERROR_UNSUPPORTED, "td_item: cannot read %s", td_dtype_name(dtype));
     return (double)__builtin_nanf("");

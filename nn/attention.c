@@ -58,6 +58,7 @@ nn_cache nn_cache_make(const nn_attention *a, const char *name, int64_t batch, i
 {
     td_module at = td_child(a->at, name);
     td_dtype dtype = td_get_dtype(a->at); /* what attention reads: nothing is converted again at each step */
+    if (dtype == TD_F16) dtype = TD_F32; /* which no state can be */
     td_shape shape = TD_SHAPE(batch, a->kv_heads, length, a->head_width);
     nn_cache c;
     c.keys = td_buffer(at, "keys", dtype, shape, td_init_constant(0));

@@ -209,9 +209,9 @@ typedef struct nn_sequence {
  * (B, T, width), a cache without positions. */
 #define nn_attention_apply_to(layer, x, ...) nn_attention_apply_at((layer), (x), (__VA_ARGS__), TD_HERE)
 TD_API td_tensor nn_attention_apply_at(const nn_attention *layer, td_tensor x, const nn_sequence *sequence, td_here here);
-/* States NAME.keys and NAME.values of the layer, of `batch` sequences of at most `length` positions, in the dtype of its products, so
- * that td_set_dtype comes before. What is in them at first is never seen. Positions from `length` on are not kept: the caller ends before.
- * Errors: a size below 0, a name used twice. */
+/* States NAME.keys and NAME.values of the layer, of `batch` sequences of at most `length` positions, in the dtype of its products (f32
+ * under f16), so that td_set_dtype comes before. What is in them at first is never seen. Positions from `length` on are not kept: the
+ * caller ends before. Errors: a size below 0, a name used twice. */
 TD_API nn_cache nn_cache_make(const nn_attention *layer, const char *name, int64_t batch, int64_t length);
 
 /* ---- block: attention, then mlp, each added to the residual x (B, T, width) ---------------------------------- */

@@ -158,6 +158,7 @@ typedef struct opt_scaler_options {
  * uses it any more. NULL and an error of the context: an option out of its range, memory. */
 TD_API opt_scaler *opt_scaler_open(td_context *td, const opt_scaler_options *options);
 TD_API void opt_scaler_close(opt_scaler *scaler);
+TD_API opt_scaler *opt_scaler_of(const opt_optimizer *opt); /* as its options gave it; NULL: none */
 /* loss * scale, for td_backward: a scalar of td_float, as the loss must be. A NULL scaler gives the loss itself. */
 #define opt_scaler_scale(scaler, loss) opt_scaler_scale_at((scaler), (loss), TD_HERE)
 TD_API td_tensor opt_scaler_scale_at(opt_scaler *scaler, td_tensor loss, td_here here);

@@ -222,6 +222,7 @@ void opt_step_at(opt_optimizer *opt, double rate, td_here here)
 }
 
 bool opt_has_norm(const opt_optimizer *opt) { return opt->has_norm; }
+opt_scaler *opt_scaler_of(const opt_optimizer *opt) { return opt->scaler; }
 
 td_tensor opt_gradient_norm(const opt_optimizer *opt)
 {

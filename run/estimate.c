@@ -8,7 +8,8 @@ double run_floor_s(const td_machine *m, const td_profile_task *task)
 {
     double peak = m->flops[task->dtype];
     bool product = !strcmp(task->kind, "matmul") || !strcmp(task->kind, "attention");
-    if (peak <= 0 || (task->dtype == TD_BF16 && !product)) peak = m->flops[TD_F32] > 0 ? m->flops[TD_F32] : m->flops[TD_F64];
+    bool narrow = task->dtype == TD_BF16 || task->dtype == TD_F16;
+    if (peak <= 0 || (narrow && !product)) peak = m->flops[TD_F32] > 0 ? m->flops[TD_F32] : m->flops[TD_F64];
     double compute = peak > 0 ? (double)task->flops / peak : 0, memory = m->bytes > 0 ? (double)task->bytes / m->bytes : 0;
     return compute > memory ? compute : memory;
 }

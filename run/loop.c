@@ -175,8 +175,19 @@ bool run_any(run_loop *run, bool flag)
 td_tensor run_backward(run_loop *run, td_tensor loss)
 {
     td_tensor part = run->accumulate == 1 ? loss : td_scale(loss, 1.0 / (double)run->accumulate);
-    td_backward(part);
+    opt_scaler *scaler = run->opt ? opt_scaler_of(run->opt) : NULL;
+    if (run_scaler(run) && !scaler)
+        td_fail(run->td, TD_ERROR_USAGE, "--dtype f16 needs a scaler of losses: give the optimizer .scaler = run_scaler(run), or train in bf16");
+    td_backward(opt_scaler_scale(scaler, part));
+    if (scaler) td_keep(part);
     return part;
+}
+
+opt_scaler *run_scaler(run_loop *run)
+{
+    if (!run || run_failed(run) || strcmp(run_flags_text(&run->flags, "dtype"), "f16")) return NULL;
+    if (!run->scaler) run->scaler = opt_scaler_open(run->td, NULL);
+    return run->scaler;
 }
 
 void run_comm_begin(run_loop *run)
@@ -213,9 +224,14 @@ static void note_time(run_loop *run)
     run->logged_steps++;
 }
 
+/* That scalers halve their scale for, from 65536 to 1 and a good deal more. */
+enum { MOST_SKIPPED = 40 };
+
 static bool check_numbers(run_loop *run)
 {
     bool norm_bad = opt_has_norm(run->opt) && !isfinite(run->grad_norm);
+    run->skipped = norm_bad ? run->skipped + 1 : 0;
+    if (opt_scaler_of(run->opt) && run->skipped <= MOST_SKIPPED) norm_bad = false; /* the update was left out */
     if (isfinite(run->loss) && !norm_bad) return true;
     double number = isfinite(run->loss) ? run->grad_norm : run->loss;
     char kept[RUN_PATH + 64] = "";

@@ -97,6 +97,7 @@ struct run_loop {
     run_best best;
     opt_optimizer *opt;           /* the run's once it is known */
     opt_ema *ema;                 /* of --ema; NULL: none */
+    opt_scaler *scaler;           /* of losses, under --dtype f16; NULL: none */
 
     bool started;                 /* the first run_next has been */
     bool stopping;                /* a signal came on some rank */
@@ -106,6 +107,7 @@ struct run_loop {
     int64_t epoch;                /* of the last micro-batch, from 1 */
     int64_t micro;                /* micro-batches of the update in progress */
     double loss_sum;              /* over them, of losses / accumulate */
+    int skipped;                  /* updates one after the other whose gradients were not finite, under a scaler */
     int64_t saved_step;           /* of the last checkpoint written or read; -1: none */
     run_saver *saver;             /* of the one being written; NULL: none is */
     int64_t checkpoint_bytes;     /* that the last one copied; 0: there was none */

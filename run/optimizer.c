@@ -34,17 +34,19 @@ opt_optimizer *run_optimizer(run_loop *run, td_module root)
     opt_group matrices = { .min_rank = (int)run_flag_whole(run, "decay-dims"), .decay = decay }; /* only these decay */
     int groups = matrices.min_rank > 0;
     if (groups) decay = 0;
+    opt_scaler *scaler = run_scaler(run);
     opt_adam_options adam = { .beta2 = run_flag_number(run, "beta2"), .decay = decay, .max_norm = clip, .clip_inf = inf,
-                              .track_norm = track, .groups = &matrices, .group_count = groups };
+                              .track_norm = track, .groups = &matrices, .group_count = groups, .scaler = scaler };
     if (!strcmp(kind, "sgd"))
         run->opt = opt_sgd(root, &(opt_sgd_options){ .momentum = run_flag_number(run, "momentum"), .decay = decay, .max_norm = clip,
-                                                     .clip_inf = inf, .track_norm = track, .groups = &matrices, .group_count = groups });
+                                                     .clip_inf = inf, .track_norm = track, .groups = &matrices, .group_count = groups,
+                                                     .scaler = scaler });
     else if (!strcmp(kind, "adagrad"))
         run->opt = opt_adagrad(root, &(opt_adagrad_options){ .decay = decay, .max_norm = clip, .clip_inf = inf, .track_norm = track,
-                                                             .groups = &matrices, .group_count = groups });
+                                                             .groups = &matrices, .group_count = groups, .scaler = scaler });
     else if (!strcmp(kind, "lion"))
         run->opt = opt_lion(root, &(opt_lion_options){ .beta2 = run_flag_number(run, "beta2"), .decay = decay, .max_norm = clip, .clip_inf = inf,
-                                                       .track_norm = track, .groups = &matrices, .group_count = groups });
+                                                       .track_norm = track, .groups = &matrices, .group_count = groups, .scaler = scaler });
     else
         run->opt = !strcmp(kind, "adam") ? opt_adam(root, &adam) : opt_adamw(root, &adam);
     return run->opt;

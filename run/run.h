@@ -100,10 +100,12 @@ TD_API void run_train_on(run_loop *run, data_set *set);
  * progress is finished and saved), an early stop (--stop-after) and after the first error. SIGUSR1 saves, too, and goes
  * on. */
 TD_API bool run_next(run_loop *run, data_batch *b);
-/* The backward of `loss` (the mean over the micro-batch) divided by the number of micro-batches; after the last of them
- * the update, and log, evaluation and checkpoint where due. Ends the step: its handles are gone. The run closes the
- * optimizer at its own end. */
+/* The backward of `loss` (the mean over the micro-batch) divided by the number of micro-batches, and scaled where the optimizer has a
+ * scaler; after the last of them the update, and log, evaluation and checkpoint where due. Ends the step: its handles are gone. The run
+ * closes the optimizer at its own end. Under --dtype f16 the optimizer must have a scaler. */
 TD_API void run_step(run_loop *run, opt_optimizer *opt, td_tensor loss);
+/* The scaler of losses for optimizers under --dtype f16, one for all; NULL: losses stay as they are, or an error. */
+TD_API opt_scaler *run_scaler(run_loop *run);
 /* Waits, saves, reports, frees the context and the data. The exit status: 0 done, 1 failed, 2 wrong usage. */
 TD_API int run_close(run_loop *run);
 

@@ -74,8 +74,7 @@ static const char *missing(const run_loop *run, td_dtype *dtype)
     const char *name = run_flags_text(&run->flags, "dtype");
     if (strcmp(run_flags_text(&run->flags, "device"), "cpu") && run->ranks > 1)
         return "--device cuda runs on one GPU: leave out --ranks, or --device to run on the CPU";
-    if (!td_dtype_named(name, dtype) || *dtype == TD_F16)
-        return "--dtype f16 and fp8 cannot be had: use f32 or bf16, or f64 on the CPU";
+    if (!td_dtype_named(name, dtype)) return "--dtype fp8 cannot be had: use f32, bf16 or f16, or f64 on the CPU";
     return NULL;
 }
 

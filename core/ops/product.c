@@ -23,6 +23,51 @@ static td_onednn_product typed(const td_kernel *k, td_onednn_product p)
     return p;
 }
 
+/* ---- f16: few processors multiply it, so it is widened; what is accumulated in f32 is the same. */
+
+/* The operands that the library reads, and C, as f32. */
+static int widened_args(const td_kernel *k, const td_onednn_product *p, const td_arg *args[4])
+{
+    int count = 0;
+    for (int i = 0; i < k->inputs - p->adds; i++)
+        args[count++] = &k->in[i];
+    args[count++] = &k->out[0];
+    return count;
+}
+
+static int64_t wide_bytes(const td_arg *arg)
+{
+    return (td_arg_elements(arg) * (int64_t)sizeof(float) + 63) / 64 * 64;
+}
+
+static bool prepare_f16(td_context *td, const td_kernel *k, td_onednn_product p, td_preparation *out)
+{
+    const td_arg *args[4];
+    p.dtype = p.bias_dtype = p.out_dtype = TD_F32;
+    if (!td_onednn_prepare(td, &p, out))
+        return false;
+    for (int i = widened_args(k, &p, args); i-- > 0;)
+        out->workspace_bytes += wide_bytes(args[i]);
+    return true;
+}
+
+static void run_f16(const td_kernel *k, const td_onednn_product *p)
+{
+    const td_arg *args[4];
+    void *wide[4];
+    int count = widened_args(k, p, args), c = count - 1;
+    char *room = k->workspace;
+    for (int i = 0; i < count; room += wide_bytes(args[i]), i++) {
+        wide[i] = room;
+        if (i < c)
+            td_convert(TD_F32, wide[i], args[i]->dtype, args[i]->data, td_arg_elements(args[i]));
+    }
+    td_kernel inner = *k;
+    inner.workspace = room; /* the library's own */
+    td_onednn_run(&inner, wide[0], wide[1], c > 2 ? wide[2] : NULL, wide[c]);
+    td_convert(args[c]->dtype, args[c]->data, TD_F32, wide[c], td_arg_elements(args[c]));
+}
+
 bool td_product_prepare(td_context *td, const td_kernel *k, td_onednn_product p, td_preparation *out)
 {
     p = typed(k, p);
@@ -36,11 +81,9 @@ bool td_product_prepare(td_context *td, const td_kernel *k, td_onednn_product p,
         out->workspace_bytes = td_few_rows_workspace(&p);
         return true;
     }
-    if (p.dtype == TD_F32 || p.dtype == TD_BF16)
-        return td_onednn_prepare(td, &p, out);
-    td_fail(td, TD_ERROR_UNSUPPORTED, "%s: there are no %s matrix products on the CPU", k->op->name,
-            td_dtype_name(p.dtype));
-    return false;
+    if (p.dtype == TD_F16)
+        return prepare_f16(td, k, p, out);
+    return td_onednn_prepare(td, &p, out);
 }
 
 /* The product over nothing: zeros, or the bias in every row. */
@@ -108,6 +151,8 @@ void td_product_run(const td_kernel *k, const td_onednn_product *product)
         run_f64(k, p);
     else if (td_few_rows_fits(p))
         td_few_rows(k, p);
+    else if (k->in[0].dtype == TD_F16)
+        run_f16(k, p);
     else
         td_onednn_run(k, k->in[0].data, k->in[1].data, p->has_bias ? k->in[2].data : NULL, k->out[0].data);
     if (p->adds)

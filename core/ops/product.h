@@ -1,5 +1,5 @@
 /* What matmul and linear share: one matrix product of operands with strides, whatever library makes it.
- * f64 is our own (gemm.c), f32 and bf16 are oneDNN's but for few rows (few_rows.c). */
+ * f64 is our own (gemm.c), f32 and bf16 are oneDNN's but for few rows (few_rows.c); f16 is f32's, between copies of all operands. */
 #ifndef TANDEM_CORE_OPS_PRODUCT_H
 #define TANDEM_CORE_OPS_PRODUCT_H
 
