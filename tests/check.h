@@ -12,7 +12,7 @@
  *
  *     TESTS("ones", test_ones_sum_to_their_count)
  *
- * A file is one process and one CTest entry. CK_RUN_CASE=test_name runs one of its tests. The file's first comment may
+ * A file is one process and one CTest entry. CK_RUN_CASE=test_name runs one of its tests; one that does not exist is an error. The file's first comment may
  * hold lines for CTest:  "Labels: threads valgrind"  and  "Timeout: 300 s" (120 s otherwise). Tests labelled `release`
  * run in Release builds only and alone (they measure time); those labelled `threads` run under ThreadSanitizer too,
  * those labelled `valgrind` under valgrind (./check.sh --all), where oneDNN has no bf16.
@@ -250,7 +250,12 @@ static inline int check_main(const char *name, const TTest *const *tests, int co
     int run = srunner_ntests_run(runner);
     srunner_free(runner);
     if (failed) return 1;
-    return run > 0 && check_skipped == run ? CHECK_EXIT_SKIPPED : 0;
+    if (!run) { /* a name that is mistyped must not pass */
+        const char *one = getenv("CK_RUN_CASE");
+        fprintf(stderr, "%s: no test ran: CK_RUN_CASE is '%s', which is none of its tests\n", name, one ? one : "");
+        return 1;
+    }
+    return check_skipped == run ? CHECK_EXIT_SKIPPED : 0;
 }
 
 /* Defines main, which runs the tests named. */
