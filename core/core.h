@@ -549,7 +549,8 @@ TD_API td_tensor td_bce_at(td_tensor logits, td_tensor target, td_tensor weights
 TD_API td_tensor td_l1_at(td_tensor y, td_tensor target, td_tensor weights, td_here here);
 TD_API td_tensor td_huber_at(td_tensor y, td_tensor target, double delta, td_tensor weights, td_here here);
 
-/* x * mask / (1 - p), mask drawn with P(0) = p, keyed by (seed, path, update, global element index). x itself in TD_EVAL. */
+/* x * mask / (1 - p), mask drawn with P(0) = p to the nearest 2^-16, keyed by (seed, path, update, global element index). x itself in
+ * TD_EVAL. */
 #define td_dropout(x, p) td_dropout_at((x), (p), TD_HERE)
 TD_API td_tensor td_dropout_at(td_tensor x, double p, td_here here);
 /* Uniform in [0, 1), keyed in the same way. */

@@ -47,6 +47,14 @@ void td_random_bits(td_random r, uint64_t index, int64_t count, uint32_t *out)
         draw_bits(r, index, count, out);
 }
 
+void td_random_halves(td_random r, uint64_t index, int64_t count, uint16_t *out)
+{
+    if (td_cpu_has_avx512())
+        td_random_halves_avx512(r, index, count, out);
+    else
+        draw_halves(r, index, count, out);
+}
+
 void td_random_uniform(td_random r, uint64_t index, int64_t count, double *out)
 {
     uint32_t bits[VALUES];

@@ -5,6 +5,8 @@
  * A block gives four elements: element `index` is word index % 64 / 16 of block index / 64 * 16 + index % 16, an order
  * in which sixteen blocks are made at once. The block's number is the low half of Philox's counter, `counter` the high.
  * Values are the same in f32 and f64: uniform ones have 24 bits.
+ *
+ * What is drawn against one bound, dropout, takes 16 bits and eight elements from a block: td_random_halves.
  */
 #ifndef TANDEM_CORE_RANDOM_H
 #define TANDEM_CORE_RANDOM_H
@@ -25,6 +27,8 @@ uint64_t td_random_hash(const char *text, uint64_t number);
 
 /* Elements [index, index + count) of the draw. */
 void td_random_bits(td_random r, uint64_t index, int64_t count, uint32_t *out);
+/* Elements of 16 bits: element `index` is of block index / 8, of its word index % 8 / 2 the low half if index is even, else the high one. */
+void td_random_halves(td_random r, uint64_t index, int64_t count, uint16_t *out);
 void td_random_uniform(td_random r, uint64_t index, int64_t count, double *out); /* [0, 1) */
 void td_random_normal(td_random r, uint64_t index, int64_t count, double *out);  /* mean 0, deviation 1 */
 

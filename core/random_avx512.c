@@ -48,3 +48,8 @@ void td_random_bits_avx512(td_random r, uint64_t index, int64_t count, uint32_t 
 {
     draw_bits(r, index, count, out);
 }
+
+void td_random_halves_avx512(td_random r, uint64_t index, int64_t count, uint16_t *out)
+{
+    draw_halves(r, index, count, out);
+}

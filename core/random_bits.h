@@ -66,7 +66,26 @@ static inline void draw_bits(td_random r, uint64_t index, int64_t count, uint32_
     }
 }
 
-/* draw_bits for processors with AVX-512. */
+/* The same of halves: those of a block, then those of the next. Processors have the low half of a word first. */
+static inline void draw_halves(td_random r, uint64_t index, int64_t count, uint16_t *out)
+{
+    uint32_t values[4][BLOCKS], turned[BLOCKS][4];
+    while (count > 0) {
+        int64_t skip = (int64_t)(index % (2 * VALUES));
+        int64_t n = 2 * VALUES - skip < count ? 2 * VALUES - skip : count;
+        group_values(r, index / (2 * VALUES), values);
+        for (int i = 0; i < BLOCKS; i++)
+            for (int word = 0; word < 4; word++)
+                turned[i][word] = values[word][i];
+        memcpy(out, (const char *)turned + skip * (int64_t)sizeof *out, (size_t)n * sizeof *out);
+        out += n;
+        index += (uint64_t)n;
+        count -= n;
+    }
+}
+
+/* draw_bits and draw_halves for processors with AVX-512. */
 void td_random_bits_avx512(td_random r, uint64_t index, int64_t count, uint32_t *out);
+void td_random_halves_avx512(td_random r, uint64_t index, int64_t count, uint16_t *out);
 
 #endif

@@ -514,6 +514,26 @@ START_TEST(test_draws_are_blocks_of_philox)
 }
 END_TEST
 
+/* A block has eight elements of 16 bits: the low half of each word, then the high one. */
+START_TEST(test_draws_of_16_bits_are_halves_of_words)
+{
+    enum { N = 300 };
+    const uint64_t begins[] = { 0, 5, ((uint64_t)1 << 35) - 100, (uint64_t)1 << 40 };
+    td_random r = { .key = 0x0123456789ABCDEF, .counter = 0xFEDCBA9876543210 };
+    uint32_t key[2] = { (uint32_t)r.key, (uint32_t)(r.key >> 32) }, block[4];
+    uint16_t bits[N];
+    for (size_t b = 0; b < sizeof begins / sizeof *begins; b++) {
+        td_random_halves(r, begins[b], N, bits);
+        for (uint64_t i = 0; i < N; i++) {
+            uint64_t at = begins[b] + i, number = at / 8;
+            uint32_t counter[4] = { (uint32_t)number, (uint32_t)(number >> 32), (uint32_t)r.counter, (uint32_t)(r.counter >> 32) };
+            td_philox(counter, key, block);
+            ck_assert_uint_eq(bits[i], block[at % 8 / 2] >> (at % 2 ? 16 : 0) & 0xFFFF);
+        }
+    }
+}
+END_TEST
+
 START_TEST(test_draws_are_the_same_from_any_start)
 {
     enum { N = 400 };
@@ -736,7 +756,7 @@ TESTS("ops", test_gradients_equal_central_differences, test_second_derivatives_e
       test_16_bit_values_are_rounded_inside_a_chain, test_sums_over_an_uneven_shard_leave_out_what_does_not_exist,
       test_wrong_shapes_are_refused_by_name, test_wrong_arguments_are_refused_by_name,
       test_errors_name_the_module_and_come_first, test_philox_gives_its_published_values,
-      test_draws_are_blocks_of_philox, test_draws_are_the_same_from_any_start, test_draws_have_their_distribution, test_dropout_scales_what_it_keeps,
+      test_draws_are_blocks_of_philox, test_draws_of_16_bits_are_halves_of_words, test_draws_are_the_same_from_any_start, test_draws_have_their_distribution, test_dropout_scales_what_it_keeps,
       test_dropout_is_keyed_by_seed_path_and_update, test_dropout_uses_one_mask_forward_and_backward,
       test_dropout_does_nothing_in_evaluation, test_uniform_draws_differ_from_each_other,
       test_losses_are_their_formulas, test_a_label_out_of_range_gives_nan,

@@ -5,6 +5,7 @@
 
 #include "core/ops/attention.h"
 #include "core/ops/convert.h"
+#include "core/ops/draw.h"
 #include "core/ops/lanes.h"
 #include "core/ops/math.h"
 #include "core/ops/simd.h"
@@ -87,14 +88,15 @@ typedef struct kept_bits {
     uint32_t word[KEYS / 32][QUERIES];
 } kept_bits;
 
-/* Which of `keys` keys from `first` on dropout keeps, for every query of the block: those whose draw, a whole number below
- * 2^32, is at least p 2^32. */
+/* Which of `keys` keys from `first` on dropout keeps, for every query of the block: those whose draw is at least
+ * td_draw_below(p). */
 static inline void draw_kept(const queries *q, int64_t first, int64_t keys, kept_bits *kept)
 {
-    uint32_t below = (uint32_t)(q->work->attr->p * 0x1p32), bits[KEYS];
+    uint32_t below = td_draw_below(q->work->attr->p);
+    uint16_t bits[KEYS];
     memset(kept, 0, sizeof *kept);
     for (int64_t i = 0; i < q->count; i++) {
-        td_random_bits(q->work->random, q->draw + (uint64_t)(i * q->work->keys + first), keys, bits);
+        td_random_halves(q->work->random, q->draw + (uint64_t)(i * q->work->keys + first), keys, bits);
         for (int64_t j = keys; j < KEYS; j++)
             bits[j] = 0;
         for (int w = 0; w < KEYS / 32; w++) {

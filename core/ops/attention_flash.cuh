@@ -4,6 +4,7 @@
 
 #include "core/device_cuda.h"
 #include "core/ops/attention_cuda.h"
+#include "core/ops/draw.h"
 #include "core/ops/random.cuh"
 
 typedef struct flash {
@@ -15,7 +16,7 @@ typedef struct flash {
     float scale, kept;                        /* kept: 1 / (1 - p) */
     int causal;
     int64_t window;
-    uint32_t below;                           /* p 2^32 */
+    uint32_t below;                           /* td_draw_below(p) */
     bool drops;
     uint64_t draw, micro;                     /* key of the draw; micro-batches of this step before this one */
 } flash;
@@ -55,7 +56,7 @@ static __device__ __forceinline__ uint64_t draw_of(const flash &f, int64_t seque
 static __device__ __forceinline__ float kept_of(const flash &f, int64_t sequence, int64_t head, int64_t row, int64_t key)
 {
     if (!f.drops) return 1;
-    return td_random_word(td_random_on(f.run, f.draw), draw_of(f, sequence, head, row) + (uint64_t)key) >= f.below ? f.kept : 0;
+    return td_random_half(td_random_on(f.run, f.draw), draw_of(f, sequence, head, row) + (uint64_t)key) >= f.below ? f.kept : 0;
 }
 
 /* ---- Host */
@@ -77,7 +78,7 @@ static inline flash flash_of(const td_kernel *k)
     f.window = attr->window;
     f.drops = attr->p > 0;
     f.kept = (float)(1 / (1 - attr->p));
-    f.below = (uint32_t)(attr->p * 0x1p32);
+    f.below = td_draw_below(attr->p);
     f.draw = attr->key;
     f.micro = k->phase / 2;
     return f;

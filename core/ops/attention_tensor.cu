@@ -68,7 +68,7 @@ static __device__ __forceinline__ void soften(float (*s)[4], int half, span seen
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             float &x = s[n][2 * half + i];
-            x = whole || holds(seen, 8 * n + 2 * (threadIdx.x % 4) + i) ? x * scale : -INFINITY;
+            x = whole || holds(seen, td_key_of_column(n, threadIdx.x, i)) ? x * scale : -INFINITY;
             here = fmaxf(here, x);
         }
     float largest = fmaxf(*most, over_quad_max(here)), base = largest == -INFINITY ? 0 : largest, shrink = power(*most - base);
@@ -101,8 +101,8 @@ static __global__ void __launch_bounds__(THREADS, (D <= 64 ? 3 : 2)) forward(con
 
     fetch<T, D, BLOCK>(q, query_rows, f.at.q.row, at.first, f.at.rows, columns);
     if (range.begin < range.end) {
-        fetch<T, D, TILE>(keys, key_rows, f.at.key.row, range.begin, limit, columns);
-        fetch<T, D, TILE>(v, value_rows, f.at.value.row, range.begin, limit, columns);
+        fetch<T, D, TILE, AS_KEYS>(keys, key_rows, f.at.key.row, range.begin, limit, columns);
+        fetch<T, D, TILE, AS_KEYS>(v, value_rows, f.at.value.row, range.begin, limit, columns);
     }
     td_copies_end();
     float sum[D / 8][4], most[2] = { -INFINITY, -INFINITY }, total[2] = { 0, 0 }, scale = f.scale * LOG2_E;
@@ -113,8 +113,8 @@ static __global__ void __launch_bounds__(THREADS, (D <= 64 ? 3 : 2)) forward(con
     int stage = 0;
     for (int64_t tile = range.begin; tile < range.end; tile += TILE, stage = STAGE - stage) {
         if (tile + TILE < range.end) {
-            fetch<T, D, TILE>(keys + (STAGE - stage), key_rows, f.at.key.row, tile + TILE, limit, columns);
-            fetch<T, D, TILE>(v + (STAGE - stage), value_rows, f.at.value.row, tile + TILE, limit, columns);
+            fetch<T, D, TILE, AS_KEYS>(keys + (STAGE - stage), key_rows, f.at.key.row, tile + TILE, limit, columns);
+            fetch<T, D, TILE, AS_KEYS>(v + (STAGE - stage), value_rows, f.at.value.row, tile + TILE, limit, columns);
         }
         td_copies_end();
         td_copies_wait<1>();
@@ -218,8 +218,8 @@ static __global__ void __launch_bounds__(THREADS, (D <= 64 ? 3 : 2)) backward_qu
     fetch<T, D, BLOCK>(q, (const T *)f.q + element(f.at.q, at.sequence, at.head, 0), f.at.q.row, at.first, f.at.rows, columns);
     fetch<T, D, BLOCK>(dy, (const T *)f.dy + element(f.at.dy, at.sequence, at.head, 0), f.at.dy.row, at.first, f.at.rows, columns);
     if (range.begin < range.end) {
-        fetch<T, D, TILE>(keys, key_rows, f.at.key.row, range.begin, limit, columns);
-        fetch<T, D, TILE>(v, value_rows, f.at.value.row, range.begin, limit, columns);
+        fetch<T, D, TILE, AS_KEYS>(keys, key_rows, f.at.key.row, range.begin, limit, columns);
+        fetch<T, D, TILE, AS_KEYS>(v, value_rows, f.at.value.row, range.begin, limit, columns);
     }
     td_copies_end();
     int64_t numbers = (at.sequence * f.at.heads + at.head) * f.at.rows, own = at.first + 16 * warp + lane / 2;
@@ -235,8 +235,8 @@ static __global__ void __launch_bounds__(THREADS, (D <= 64 ? 3 : 2)) backward_qu
     int stage = 0;
     for (int64_t tile = range.begin; tile < range.end; tile += TILE, stage = STAGE - stage) {
         if (tile + TILE < range.end) {
-            fetch<T, D, TILE>(keys + (STAGE - stage), key_rows, f.at.key.row, tile + TILE, limit, columns);
-            fetch<T, D, TILE>(v + (STAGE - stage), value_rows, f.at.value.row, tile + TILE, limit, columns);
+            fetch<T, D, TILE, AS_KEYS>(keys + (STAGE - stage), key_rows, f.at.key.row, tile + TILE, limit, columns);
+            fetch<T, D, TILE, AS_KEYS>(v + (STAGE - stage), value_rows, f.at.value.row, tile + TILE, limit, columns);
         }
         td_copies_end();
         td_copies_wait<1>();
@@ -264,7 +264,7 @@ static __global__ void __launch_bounds__(THREADS, (D <= 64 ? 3 : 2)) backward_qu
                 for (int i = 0; i < 2; i++) {
                     int j = 2 * half + i;
                     float p = power(s[n][j] * scale - log_sum[half]), slope = DROPS ? dp[n][j] * kept[n][j] : dp[n][j];
-                    s[n][j] = whole || holds(seen, 8 * n + 2 * (lane % 4) + i) ? p * (slope - inner[half]) : 0;
+                    s[n][j] = whole || holds(seen, td_key_of_column(n, lane, i)) ? p * (slope - inner[half]) : 0;
                 }
         }
 #pragma unroll
@@ -280,9 +280,6 @@ static __global__ void __launch_bounds__(THREADS, (D <= 64 ? 3 : 2)) backward_qu
         if (row[half] < f.at.rows)
             store_row<T, D>(dq, wide, element(f.at.dq, at.sequence, at.head, row[half]), sum, half, f.scale, columns);
 }
-
-/* Row r of the 16 keys a warp has: 8 and then the 8 that are 16 after them, which share random words. */
-static __device__ __forceinline__ int key_of(int warp, int r) { return 32 * (warp / 2) + 8 * (warp % 2) + r % 8 + r / 8 * 16; }
 
 /* The queries that see some of BLOCK keys, tile after tile, of all heads that share the keys. */
 typedef struct walk {
@@ -327,6 +324,7 @@ static __global__ void __launch_bounds__(THREADS, (D <= 64 ? 3 : 2))
     backward_keys(const __grid_constant__ flash f, void *dk, void *dv, bool wide)
 {
     enum { ROW = row_of<D>::ELEMENTS };
+    static_assert(N == 32, "a lane draws for one of eight columns");
     extern __shared__ __align__(16) char room[];
     T *keys = (T *)room, *v = keys + BLOCK * ROW;
     queries_tile<T, D, N> *tiles = (queries_tile<T, D, N> *)(v + BLOCK * ROW);
@@ -345,7 +343,7 @@ static __global__ void __launch_bounds__(THREADS, (D <= 64 ? 3 : 2))
     float sum_k[D / 8][4], sum_v[D / 8][4], scale = f.scale * LOG2_E;
     clear<D / 8>(sum_k);
     clear<D / 8>(sum_v);
-    int low = key_of(warp, lane / 4);
+    int low = 16 * warp + lane / 4; /* and the one 8 after it */
     for (int64_t step = 0; step < w.tiles * group; step++) {
         const queries_tile<T, D, N> *here = &tiles[step % 2];
         if (step + 1 < w.tiles * group) fetch_queries<T, D, N>(&tiles[(step + 1) % 2], f, at, first_head, w, step + 1);
@@ -358,17 +356,21 @@ static __global__ void __launch_bounds__(THREADS, (D <= 64 ? 3 : 2))
 #pragma unroll
         for (int k = 0; k < D / 16; k++) {
             uint32_t a[4];
-            first_operand<T, D>(a, keys, key_of(warp, lane % 16), k);
+            first_operand<T, D>(a, keys, plain_row(16 * warp), k);
             by_rows<T, D, N>(s, a, here->q, k);
-            first_operand<T, D>(a, v, key_of(warp, lane % 16), k);
+            first_operand<T, D>(a, v, plain_row(16 * warp), k);
             by_rows<T, D, N>(dp, a, here->dy, k);
         }
         int64_t head = first_head + step / w.tiles, tile = w.begin + step % w.tiles * N;
-        uint64_t draw = DROPS ? draw_of(f, at.sequence, head, tile) + (uint64_t)(at.first + low) : 0;
+        uint32_t drawn = 0; /* of one query; seven other lanes have it for the others */
+        if (DROPS) {
+            uint64_t row = draw_of(f, at.sequence, head, tile + td_query_of_lane(lane));
+            drawn = sixteen_kept(f, random, row + (uint64_t)(at.first + 16 * warp));
+        }
         span seen[2];
         bool whole[2];
         for (int half = 0; half < 2; half++) {
-            int64_t key = at.first + low + 16 * half;
+            int64_t key = at.first + low + 8 * half;
             seen[half] = queries_that_see(f, key, offset, tile, key < limit);
             whole[half] = is_whole(seen[half], N);
         }
@@ -378,7 +380,11 @@ static __global__ void __launch_bounds__(THREADS, (D <= 64 ? 3 : 2))
             for (int i = 0; i < 2; i++) {
                 int query = 8 * n + 2 * (lane % 4) + i;
                 float log_sum = here->log_sum[query] * LOG2_E, inner = here->inner[query], kept[2] = { 1, 1 };
-                if (DROPS) pair_kept(f, random, draw + (uint64_t)query * (uint64_t)f.at.keys, &kept[0], &kept[1]);
+                if (DROPS) {
+                    uint32_t bits = __shfl_sync(0xFFFFFFFF, drawn, td_lane_of_query(n, lane, i)) >> lane / 4;
+                    kept[0] = bits & 1 ? f.kept : 0;
+                    kept[1] = bits & 256 ? f.kept : 0;
+                }
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
                     int j = 2 * half + i;
@@ -400,7 +406,7 @@ static __global__ void __launch_bounds__(THREADS, (D <= 64 ? 3 : 2))
     }
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        int64_t key = at.first + low + 16 * half;
+        int64_t key = at.first + low + 8 * half;
         if (key >= f.at.keys) continue;
         store_row<T, D>(dk, wide, element(f.at.dk, at.sequence, at.head, key), sum_k, half, f.scale, columns);
         store_row<T, D>(dv, wide, element(f.at.dv, at.sequence, at.head, key), sum_v, half, 1, columns);

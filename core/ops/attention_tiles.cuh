@@ -1,13 +1,14 @@
 /* Tiles of attention's kernels for tensor cores: rows of heads in shared memory as operands of products, what a row sees of a tile, and
  * what dropout makes of it.
  *
- * Dropout: a block of four random words serves keys j, j + 16, j + 32 and j + 48 of a row that begins at a multiple of 64 of the draw. A
- * lane of the forward and of dq has all four; one of dk and dv has two, since its warp's keys are 16 apart for this.
+ * Dropout: a block of random numbers serves eight consecutive keys, which attention_lanes.h gives to one lane, where rows begin at
+ * multiples of eight of the draw; else a lane makes two for eight keys.
  */
 #ifndef TANDEM_CORE_OPS_ATTENTION_TILES_CUH
 #define TANDEM_CORE_OPS_ATTENTION_TILES_CUH
 
 #include "core/ops/attention_flash.cuh"
+#include "core/ops/attention_lanes.h"
 #include "core/ops/mma.cuh"
 
 enum { WARPS = 4, THREADS = WARPS * 32, BLOCK = 64, TILE = 64, WIDEST = 128 };
@@ -17,8 +18,11 @@ template <int D> struct row_of { enum { ELEMENTS = D + 8 }; };
 
 /* ---- Shared memory */
 
+/* The order of rows in shared memory: their own, or that of a tile of keys, attention_lanes.h. */
+enum order { IN_ORDER, AS_KEYS };
+
 /* ROWS rows of `columns` from row `first` on, zeros from row `limit` and from `columns` to D; the copies are not waited for. */
-template <typename T, int D, int ROWS>
+template <typename T, int D, int ROWS, order ORDER = IN_ORDER>
 static __device__ __forceinline__ void fetch(T *to, const T *from, int64_t stride, int64_t first, int64_t limit, int columns)
 {
     enum { PARTS = D / 8 };
@@ -26,7 +30,8 @@ static __device__ __forceinline__ void fetch(T *to, const T *from, int64_t strid
     for (int i = threadIdx.x; i < ROWS * PARTS; i += THREADS) {
         int row = i / PARTS, column = i % PARTS * 8;
         bool valid = first + row < limit && column < columns;
-        td_copy_16(td_shared_address(to + row * row_of<D>::ELEMENTS + column), valid ? from + (first + row) * stride + column : from,
+        int place = ORDER == AS_KEYS ? td_row_of_key(row) : row;
+        td_copy_16(td_shared_address(to + place * row_of<D>::ELEMENTS + column), valid ? from + (first + row) * stride + column : from,
                    valid);
     }
 }
@@ -113,46 +118,40 @@ static __device__ __forceinline__ bool is_whole(span s, int columns) { return s.
 
 /* ---- Dropout */
 
-static __device__ __forceinline__ float kept_by(const flash &f, uint32_t word) { return word >= f.below ? f.kept : 0; }
-
-/* Element e, e + 16, e + 32 and e + 48 of the draw: their words, which lie in one block or, where a multiple of 64 is between, in two. */
-static __device__ __forceinline__ uint4 words_from(td_device_random random, uint64_t e)
-{
-    uint64_t block = e / 64 * 16 + e % 16;
-    int first = (int)(e % 64) / 16;
-    uint4 w = td_random_block(random, block);
-    if (!first) return w;
-    uint4 next = td_random_block(random, block + 16);
-    if (first == 1) return make_uint4(w.y, w.z, w.w, next.x);
-    if (first == 2) return make_uint4(w.z, w.w, next.x, next.y);
-    return make_uint4(w.w, next.x, next.y, next.z);
-}
+/* The factor of the low or the high half of a word. */
+static __device__ __forceinline__ float kept_low(const flash &f, uint32_t word) { return (word & 0xFFFF) >= f.below ? f.kept : 0; }
+static __device__ __forceinline__ float kept_high(const flash &f, uint32_t word) { return word >> 16 >= f.below ? f.kept : 0; }
 
 /* The factors of sums [0 to 7][2 half] and [2 half + 1], columns of a row whose tile begins at element `first` of the draw. */
 static __device__ __forceinline__ void keys_kept(const flash &f, td_device_random random, uint64_t first, int half, float (*kept)[4])
 {
 #pragma unroll
-    for (int odd = 0; odd < 2; odd++)
+    for (int n = 0; n < TILE / 8; n += 4) {
+        uint4 made = td_random_halves(random, first + (uint64_t)td_key_of_column(n, threadIdx.x, 0));
+        uint32_t words[4] = { made.x, made.y, made.z, made.w };
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            uint4 words = words_from(random, first + 8 * odd + 2 * (threadIdx.x % 4) + i);
-            kept[odd][2 * half + i] = kept_by(f, words.x);
-            kept[2 + odd][2 * half + i] = kept_by(f, words.y);
-            kept[4 + odd][2 * half + i] = kept_by(f, words.z);
-            kept[6 + odd][2 * half + i] = kept_by(f, words.w);
+        for (int m = 0; m < 4; m++) {
+            kept[n + m][2 * half] = kept_low(f, words[m]);
+            kept[n + m][2 * half + 1] = kept_high(f, words[m]);
         }
+    }
 }
 
-/* Elements e and e + 16 of the draw. */
-static __device__ __forceinline__ void pair_kept(const flash &f, td_device_random random, uint64_t e, float *kept, float *later)
+/* Which of the 16 keys from element e of the draw on are kept: bit j for key j. */
+static __device__ __forceinline__ uint32_t sixteen_kept(const flash &f, td_device_random random, uint64_t e)
 {
-    uint64_t block = e / 64 * 16 + e % 16;
-    int first = (int)(e % 64) / 16;
-    uint4 w = td_random_block(random, block);
-    *kept = kept_by(f, first < 2 ? (first ? w.y : w.x) : first == 2 ? w.z : w.w);
-    uint32_t second = first < 2 ? (first ? w.z : w.y) : w.w;
-    if (first == 3) second = td_random_block(random, block + 16).x;
-    *later = kept_by(f, second);
+    uint32_t bits = 0;
+#pragma unroll
+    for (int part = 0; part < 2; part++) {
+        uint4 made = td_random_halves(random, e + 8 * part);
+        uint32_t words[4] = { made.x, made.y, made.z, made.w };
+#pragma unroll
+        for (int m = 0; m < 4; m++) {
+            bits |= (words[m] & 0xFFFF) >= f.below ? 1u << (8 * part + 2 * m) : 0;
+            bits |= words[m] >> 16 >= f.below ? 2u << (8 * part + 2 * m) : 0;
+        }
+    }
+    return bits;
 }
 
 #endif

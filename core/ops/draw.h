@@ -11,4 +11,7 @@ typedef struct td_draw_attr {
     td_shape shape;
 } td_draw_attr;
 
+/* What dropout makes 0: elements whose 16 bits (td_random_halves), a whole number, are below this; so p to the nearest 2^-16. */
+static inline uint32_t td_draw_below(double p) { return (uint32_t)(p * 0x1p16 + 0.5); }
+
 #endif

@@ -34,7 +34,7 @@ static void draw_place(const td_program *p, const td_node *n, td_place_rule *rul
         rule->out[0][i] = (int8_t)(i + 1);
 }
 
-/* Ten rounds of four operations for four elements. */
+/* Ten rounds of four operations for four elements, or for eight. */
 static td_cost draw_cost(const td_kernel *k)
 {
     return td_cost_of(k, 10);
@@ -109,13 +109,14 @@ static void draw_all(draw d)
 
 /* ---- The operations ------------------------------------------------------------------------------------- */
 
-/* 0 where the draw, a whole number below 2^32, is below p 2^32; else 1 / (1 - p). */
+/* 0 where the draw is below td_draw_below(p); else 1 / (1 - p). */
 static void write_mask(const draw *d, uint64_t index, int64_t at, int64_t count)
 {
     const td_draw_attr *attr = d->k->attr;
-    uint32_t bits[BLOCK], below = (uint32_t)(attr->p * 0x1p32);
+    uint32_t below = td_draw_below(attr->p);
+    uint16_t bits[BLOCK];
     float mask[BLOCK];
-    td_random_bits(d->random, index, count, bits);
+    td_random_halves(d->random, index, count, bits);
     if (d->k->out[0].dtype == TD_F64) {
         double *y = td_arg_at(&d->k->out[0], at);
         for (int64_t i = 0; i < count; i++)
