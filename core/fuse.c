@@ -1,11 +1,13 @@
 /* fuse: attention absorbs the copies around it (absorb.c), products, norms and losses what follows them (epilogue.c), on a GPU the
- * copies of parameters become one (members.c), and chains of pointwise operations single nodes that run tile by tile.
+ * copies of parameters become one (members.c), and chains of pointwise operations single nodes that run tile by tile. A mask of dropout
+ * is drawn in the chain that reads it.
  *
  * Nodes are taken in order. A pointwise node joins the open groups whose values it reads, if its shape and placement are
  * theirs, and unites them; a group closes, and is emitted, when a node that cannot join reads one of its values. So
  * everything a group reads is made before it, and everything that reads it comes after.
  */
 #include "core/internal.h"
+#include "core/ops/draw.h"
 #include "core/ops/fused.h"
 
 #include <string.h>
@@ -86,6 +88,12 @@ static int outside_input(fusion *f, chain *c, td_id v)
     return f->number[v] = number;
 }
 
+static td_fused_draw draw_of(const td_program *p, const td_node *n)
+{
+    const td_draw_attr *attr = td_node_attr(p, n);
+    return (td_fused_draw){ .p = attr->p, .key = attr->key, .micro = n->phase / 2 };
+}
+
 static bool build_chain(fusion *f, uint32_t index, chain *c)
 {
     const group *g = &f->groups[index];
@@ -98,7 +106,9 @@ static bool build_chain(fusion *f, uint32_t index, chain *c)
             if (from[i] < 0) return false;
         }
         td_id v = node->output;
-        f->number[v] = td_fused_apply(&c->builder, node->op, (td_dtype)f->in->values[v].dtype, from);
+        td_dtype dtype = (td_dtype)f->in->values[v].dtype;
+        f->number[v] = node->op == &td_op_dropout_mask ? td_fused_mask(&c->builder, dtype, draw_of(f->in, node))
+                                                       : td_fused_apply(&c->builder, node->op, dtype, from);
         if (f->number[v] < 0) return false;
         if (f->reads[v] == reads_inside(f, g, v)) continue;
         if (c->output_count == TD_FUSED_OUTPUTS || !td_fused_output(&c->builder, f->number[v])) return false;
@@ -144,7 +154,8 @@ static bool adds_unit_gradient(const td_program *p, const td_node *n)
 
 static bool may_fuse(const td_program *p, const td_node *n)
 {
-    bool fits = (n->op->flags & TD_OP_POINTWISE) && n->outputs == 1 && n->inputs >= 1 && n->inputs <= 3 && n->after == TD_NONE;
+    bool computes = (n->op->flags & TD_OP_POINTWISE) && n->outputs == 1 && n->inputs >= 1 && n->inputs <= 3;
+    bool fits = (computes || n->op == &td_op_dropout_mask) && n->after == TD_NONE;
     return fits && !adds_unit_gradient(p, n);
 }
 

@@ -410,6 +410,39 @@ START_TEST(test_a_replayed_step_allocates_nothing_and_is_a_graph)
 }
 END_TEST
 
+/* ---- What only fuse makes: masks of dropout that chains draw */
+
+/* r + drop(x) and what of its gradient comes to x, after `steps` steps: as many updates have drawn masks. */
+static const double *dropped_values(bool gpu, td_shape shape, int steps)
+{
+    td_context *td = gpu ? open_gpu(TD_F32, false) : open_cpu(TD_F32);
+    int64_t count = td_shape_elements(shape);
+    double *values = check_alloc((size_t)(2 * count) * sizeof *values);
+    for (int s = 0; s < steps; s++) {
+        check_now.draws = 0; /* the same numbers each time */
+        td_tensor x = check_randn(td, shape), r = check_randn(td, shape);
+        td_tensor y = td_add(r, td_dropout(td_dropout(x, 0.2), 0.5)), dx = td_gradient(td_sum(td_mul(y, r), TD_ALL, TD_DROP), x);
+        td_keep(y);
+        td_keep(dx);
+        ck_assert_msg(td_step(td), "%s", td_error_text(td));
+        memcpy(values, check_read(y, "y", __FILE__, __LINE__), (size_t)count * sizeof *values);
+        memcpy(values + count, check_read(dx, "dx", __FILE__, __LINE__), (size_t)count * sizeof *values);
+    }
+    td_close(td);
+    return values;
+}
+
+START_TEST(test_masks_in_chains_are_the_cpus)
+{
+    const td_shape shapes[] = { TD_SHAPE(64, 384), TD_SHAPE(33, 77), TD_SHAPE(3, 5, 6), TD_SHAPE(1), TD_SHAPE(129, 4096) };
+    if (!gpu_for(__func__)) return;
+    for (int i = 0; i < 5; i++)
+        for (int steps = 1; steps <= 4; steps += 3)
+            ck_assert_mem_eq(dropped_values(true, shapes[i], steps), dropped_values(false, shapes[i], steps),
+                             (size_t)(2 * td_shape_elements(shapes[i])) * sizeof(double));
+}
+END_TEST
+
 /* ---- What only fuse makes: norms of each kernel's lengths, written in 16 bits, their gradients added and written twice */
 
 enum { NORM_ROWS = 37, NORM_VALUES = 3 };
@@ -635,7 +668,7 @@ START_TEST(test_f16_steps_that_overflow_are_left_out_as_on_the_cpu)
 END_TEST
 
 TESTS("cuda", test_what_cannot_be_had_is_said, test_operations_equal_the_cpu_in_poisoned_memory, test_operations_equal_the_cpu_as_graphs,
-      test_norms_that_add_and_narrow_equal_the_cpu, test_a_loss_with_its_gradient_equals_the_cpu,
+      test_masks_in_chains_are_the_cpus, test_norms_that_add_and_narrow_equal_the_cpu, test_a_loss_with_its_gradient_equals_the_cpu,
       test_attention_in_16_bits_is_that_in_f32, test_deterministic_attention_gives_the_same_bits,
       test_curves_equal_the_cpu, test_a_rerun_gives_the_same_bits, test_a_replayed_step_allocates_nothing_and_is_a_graph,
       test_updates_by_rows_equal_the_cpu, test_f16_steps_that_overflow_are_left_out_as_on_the_cpu)

@@ -159,6 +159,54 @@ START_TEST(test_dimensions_that_inputs_share_are_one)
 }
 END_TEST
 
+/* x times a mask, of an operand whose last dimension is cut among three ranks, or not. */
+static td_chain drop_of(operands *o, td_dtype dtype, bool cut)
+{
+    td_fused_builder b = { 0 };
+    int x = td_fused_input(&b), mask = td_fused_mask(&b, dtype, (td_fused_draw){ .p = 0.2, .key = 5 });
+    ck_assert(td_fused_output(&b, td_fused_apply(&b, &td_op_mul, dtype, (int[]){ x, mask })));
+    o->in[0] = o->out[0] = arg_of(dtype, TD_SHAPE(6, 32));
+    if (cut) o->out[0].global = TD_SHAPE(6, 96);
+    return chain_of(o, &b);
+}
+
+START_TEST(test_draws_compile)
+{
+    static const td_dtype dtypes[] = { TD_F32, TD_BF16, TD_F16, TD_F64 };
+    td_context *td = open_cpu(TD_F32);
+    if (!has_nvrtc(td, __func__)) return;
+    for (int i = 0; i < 4; i++)
+        for (int cut = 0; cut < 2; cut++) {
+            operands o;
+            td_chain c = drop_of(&o, dtypes[i], cut);
+            ck_assert_int_eq(td_chain_width(&c), 8); /* what a block of random numbers is for */
+            ck_assert_int_eq(c.rank, 1 + cut);
+            for (int width = 8; width > 0; width /= 2) expect_compiles(td, &c, width);
+        }
+    close_all(td);
+}
+END_TEST
+
+START_TEST(test_numbers_of_draws)
+{
+    operands o;
+    td_chain_numbers numbers;
+    uint64_t words[TD_CHAIN_DRAWS];
+    td_chain c = drop_of(&o, TD_F32, true);
+    ck_assert_int_eq(td_chain_draws_of(&c, words), 6);
+    ck_assert_uint_eq(words[0], 6 * 96);             /* elements of the global value */
+    ck_assert_uint_eq(words[1], 0);                  /* this rank's first */
+    ck_assert_uint_eq(words[2], 5);                  /* the key */
+    ck_assert_uint_eq(words[4], 13107);              /* 0.2 of 2^16 */
+    ck_assert_mem_eq(&words[5], &(double){ 1.25 }, sizeof(double));
+    ck_assert(td_chain_numbers_of(&c, 8, &numbers));
+    ck_assert_int_eq(numbers.count, 5);
+    ck_assert_uint_eq(numbers.at[4], 96);            /* between rows */
+    c.draw_stride[1] = (int64_t)1 << 32;
+    ck_assert(!td_chain_numbers_of(&c, 8, &numbers));
+}
+END_TEST
+
 static int width_of(td_dtype dtype, int64_t rows, int64_t columns, int inputs)
 {
     operands o;
@@ -453,6 +501,6 @@ START_TEST(test_what_is_kept_and_is_no_kernel_is_made_again)
 END_TEST
 
 TESTS("kernels made at run time", test_every_function_compiles_in_every_dtype, test_dimensions_that_inputs_share_are_one,
-      test_accesses_are_as_wide_as_rows_and_registers_allow, test_every_way_to_broadcast_compiles, test_numbers_of_a_launch,
+      test_accesses_are_as_wide_as_rows_and_registers_allow, test_every_way_to_broadcast_compiles, test_draws_compile, test_numbers_of_draws, test_numbers_of_a_launch,
       test_division_by_what_is_known, test_what_does_not_compile_is_said, test_what_is_put_is_kept, test_where_it_is_kept,
       test_a_damaged_file_is_as_if_not_there, test_processes_share_a_folder, test_what_is_kept_and_is_no_kernel_is_made_again)

@@ -127,7 +127,7 @@ static __device__ __forceinline__ void keys_kept(const flash &f, td_device_rando
 {
 #pragma unroll
     for (int n = 0; n < TILE / 8; n += 4) {
-        uint4 made = td_random_halves(random, first + (uint64_t)td_key_of_column(n, threadIdx.x, 0));
+        uint4 made = td_random_halves(random, first + (uint64_t)td_key_of_column(n, threadIdx.x, 0), 8);
         uint32_t words[4] = { made.x, made.y, made.z, made.w };
 #pragma unroll
         for (int m = 0; m < 4; m++) {
@@ -143,7 +143,7 @@ static __device__ __forceinline__ uint32_t sixteen_kept(const flash &f, td_devic
     uint32_t bits = 0;
 #pragma unroll
     for (int part = 0; part < 2; part++) {
-        uint4 made = td_random_halves(random, e + 8 * part);
+        uint4 made = td_random_halves(random, e + 8 * part, 8);
         uint32_t words[4] = { made.x, made.y, made.z, made.w };
 #pragma unroll
         for (int m = 0; m < 4; m++) {

@@ -23,12 +23,24 @@
  *             td_store<td_bf16>(k.out[0], i, y0);
  *         }
  *     }
+ *
+ * Where it draws dropout's mask, the arguments have `const unsigned long long *run, draw[]` before the numbers, the kernel begins with
+ *
+ *         const td_device_random r0 = td_random_on(k.run[0], k.draw[2], k.run[1]);
+ *         const unsigned long long b0 = (k.run[2] + k.draw[3]) * k.draw[0] + k.draw[1];
+ *
+ * and a group with its index in the global value and its masks, which instructions read as m0[v]:
+ *
+ *             const unsigned long long e = (unsigned long long)i * width;
+ *             T m0[width]; td_mask(r0, b0 + e, (unsigned)k.draw[4], __longlong_as_double(k.draw[5]), m0);
  */
 #include "core/ops/device_fused.h"
 
 #include "core/device_nvrtc.h"
 #include "core/ops/divisor.h"
+#include "core/ops/draw.h"
 
+#include <stddef.h>
 #include <stdio.h>
 
 /* ---- The chain ------------------------------------------------------------------------------------------ */
@@ -41,17 +53,37 @@ static int64_t size_at(const td_arg *arg, int64_t back)
     return back <= arg->shape.rank ? arg->shape.dim[arg->shape.rank - back] : 1;
 }
 
+/* Where this rank's part begins in the global value of its draws. */
+static uint64_t first_drawn(const td_kernel *k)
+{
+    const td_arg *y = &k->out[0];
+    uint64_t first = 0, step = 1;
+    for (int d = (int)y->shape.rank - 1; d >= 0; d--) {
+        first += (uint64_t)td_arg_extent(k->run ? k->run->mesh : NULL, y, d).begin * step;
+        step *= (uint64_t)y->global.dim[d];
+    }
+    return first;
+}
+
 static void arrange_dimensions(td_chain *c, const td_kernel *k)
 {
-    bool stepped[TD_FUSED_INPUTS] = { false }; /* along dimension rank - 1 */
-    int64_t step[TD_FUSED_INPUTS];
+    bool stepped[TD_FUSED_INPUTS] = { false }, draws = c->header.draws > 0; /* stepped: along dimension rank - 1 */
+    int64_t step[TD_FUSED_INPUTS], drawn = 1; /* drawn: a step of the global value's dimension at hand */
     for (int i = 0; i < k->inputs; i++) step[i] = 1;
     for (int64_t back = 1; back <= k->out[0].shape.rank; back++) {
-        int64_t size = size_at(&k->out[0], back);
+        int64_t size = size_at(&k->out[0], back), stride = drawn;
+        drawn *= k->out[0].global.dim[k->out[0].shape.rank - back];
         if (size == 1) continue; /* of the inputs, too */
-        bool alike = c->rank > 0;
+        if (draws && !c->rank && stride > 1) { /* neighbours are none in the draw: groups of one */
+            c->draw_stride[0] = c->size[0] = 1;
+            c->rank = 1;
+        }
+        bool alike = c->rank > 0 && (!draws || stride == c->draw_stride[c->rank - 1] * c->size[c->rank - 1]);
         for (int i = 0; i < k->inputs; i++) alike = alike && stepped[i] == (size_at(&k->in[i], back) == size);
-        if (!alike) c->size[c->rank++] = 1;
+        if (!alike) {
+            c->draw_stride[c->rank] = stride;
+            c->size[c->rank++] = 1;
+        }
         int d = c->rank - 1;
         c->size[d] *= size;
         for (int i = 0; i < k->inputs; i++) {
@@ -63,19 +95,27 @@ static void arrange_dimensions(td_chain *c, const td_kernel *k)
         }
     }
     if (c->rank) return;
-    c->size[c->rank++] = 1; /* one element */
+    c->draw_stride[0] = c->size[c->rank++] = 1; /* one element */
     for (int i = 0; i < k->inputs; i++) c->stride[i][0] = c->steps[i] = 1;
+}
+
+static void arrange_draws(td_chain *c, const td_kernel *k)
+{
+    c->draw_first = first_drawn(k);
+    c->draw_elements = (uint64_t)td_shape_elements(k->out[0].global);
+    c->draw_dense = true;
+    for (int d = 1; d < c->rank; d++) c->draw_dense = c->draw_dense && c->draw_stride[d] == c->draw_stride[d - 1] * c->size[d - 1];
 }
 
 td_chain td_chain_of(const td_kernel *k)
 {
     td_chain c = { .header = { .inputs = k->inputs, .outputs = 1, .instructions = 1, .registers = k->inputs + 1 } };
     if (k->op == &td_op_fused) {
-        const char *attr = k->attr;
-        memcpy(&c.header, attr, sizeof c.header);
-        size_t code_bytes = (size_t)c.header.instructions * sizeof *c.code;
-        memcpy(c.code, attr + sizeof c.header, code_bytes);
-        memcpy(c.output, attr + sizeof c.header + code_bytes, (size_t)c.header.outputs * sizeof *c.output);
+        td_fused_code code = td_fused_code_of(k->attr);
+        c.header = code.header;
+        memcpy(c.code, code.instructions, (size_t)c.header.instructions * sizeof *c.code);
+        memcpy(c.output, code.outputs, (size_t)c.header.outputs * sizeof *c.output);
+        memcpy(c.draw, code.draws, (size_t)c.header.draws * sizeof *c.draw);
     } else {
         c.code[0] = (td_fused_instruction){ .function = (uint16_t)k->op->pointwise,
                                             .to = (uint16_t)k->inputs,
@@ -89,6 +129,7 @@ td_chain td_chain_of(const td_kernel *k)
     for (int o = 0; o < k->outputs; o++) c.out_dtype[o] = (uint8_t)k->out[o].dtype;
     c.elements = td_arg_elements(&k->out[0]);
     arrange_dimensions(&c, k);
+    arrange_draws(&c, k);
     for (int i = 0; i < k->inputs; i++) c.dense[i] = c.steps[i] == (1 << c.rank) - 1;
     return c;
 }
@@ -100,7 +141,7 @@ int td_chain_width(const td_chain *c)
     for (int o = 0; o < c->header.outputs; o++) smallest = td_smaller(smallest, td_dtype_size((td_dtype)c->out_dtype[o]));
     for (int i = 0; i < c->header.inputs; i++)
         if (c->steps[i] & 1) smallest = td_smaller(smallest, td_dtype_size((td_dtype)c->in_dtype[i]));
-    int width = (int)td_smaller(ACCESS_BYTES / smallest, MOST);
+    int width = c->header.draws ? MOST : (int)td_smaller(ACCESS_BYTES / smallest, MOST); /* a block of draws is of eight */
     while (width > 1 && (c->size[0] % width || c->header.registers * width * (c->wide ? 2 : 1) > REGISTERS)) width /= 2;
     return width;
 }
@@ -113,6 +154,9 @@ static const char in_f64[] =
     ;
 static const char in_cuda[] =
 #include "core/ops/pointwise_cuda.h"
+    ;
+static const char drawing[] =
+#include "core/ops/random_cuda.h"
     ;
 
 static const struct {
@@ -134,7 +178,7 @@ static void add_functions(td_text *text, const td_chain *c)
     bool done[TD_POINTWISE_COUNT] = { false };
     for (int n = 0; n < c->header.instructions; n++) {
         int f = c->code[n].function;
-        if (done[f]) continue;
+        if (done[f] || f == TD_POINTWISE_dropout_mask) continue;
         done[f] = true;
         td_text_add(text, "TD_FUNCTION T op_%s(%s) { return (T)(%s); }\n", functions[f].name, operands[td_pointwise_inputs[f]],
                     functions[f].expression);
@@ -172,6 +216,26 @@ static void add_load(td_text *text, const td_chain *c, int input, int *number)
     td_text_add(text, ", x%d);\n", input);
 }
 
+/* Where the group is in the global value, and the masks of its elements. */
+static void add_masks(td_text *text, const td_chain *c, int *number)
+{
+    td_text_add(text, "        const unsigned long long e = (unsigned long long)%s * width", c->draw_dense ? "i" : "d0");
+    for (int d = 1; !c->draw_dense && d < c->rank; d++) td_text_add(text, " + (unsigned long long)d%d * k.number[%d]", d, (*number)++);
+    td_text_add(text, ";\n");
+    for (int n = 0; n < c->header.draws; n++)
+        td_text_add(text, "        T m%d[width]; td_mask(r%d, b%d + e, (unsigned)k.draw[%d], __longlong_as_double(k.draw[%d]), m%d);\n", n, n,
+                    n, 4 + 4 * n, 5 + 4 * n, n);
+}
+
+static void add_generators(td_text *text, const td_chain *c)
+{
+    for (int n = 0; n < c->header.draws; n++)
+        td_text_add(text,
+                    "    const td_device_random r%d = td_random_on(k.run[0], k.draw[%d], k.run[1]);\n"
+                    "    const unsigned long long b%d = (k.run[2] + k.draw[%d]) * k.draw[0] + k.draw[1];\n",
+                    n, 2 + 4 * n, n, 3 + 4 * n);
+}
+
 /* Whether an instruction reads what instruction n makes. */
 static bool is_read(const td_chain *c, int n)
 {
@@ -194,9 +258,12 @@ static void add_instruction(td_text *text, const td_chain *c, int n, value_name 
     bool rounded = op->dtype != (c->wide ? TD_F64 : TD_F32) && is_read(c, n);
     td_text_add(text, "            const T t%d = ", n);
     if (rounded) td_text_add(text, "td_round<%s>(", stored[op->dtype]);
-    td_text_add(text, "op_%s(", functions[op->function].name);
+    if (op->function == TD_POINTWISE_dropout_mask)
+        td_text_add(text, "m%d[v]", op->from[0]);
+    else
+        td_text_add(text, "op_%s(", functions[op->function].name);
     for (int s = 0; s < td_pointwise_inputs[op->function]; s++) td_text_add(text, "%s%s", s ? ", " : "", registers[op->from[s]].text);
-    td_text_add(text, ")%s;\n", rounded ? ")" : "");
+    td_text_add(text, "%s%s;\n", op->function == TD_POINTWISE_dropout_mask ? "" : ")", rounded ? ")" : "");
     snprintf(registers[op->to].text, sizeof registers->text, "t%d", n);
 }
 
@@ -219,20 +286,26 @@ td_text td_chain_source(td_context *td, const td_chain *c, int width)
     td_text text = { .td = td };
     td_chain_numbers numbers;
     td_chain_numbers_of(c, width, &numbers);
-    td_text_add(&text, "#define TD_FUNCTION static __device__ __forceinline__\n%s%s", c->wide ? in_f64 : "", in_cuda);
+    td_text_add(&text, "#define TD_FUNCTION static __device__ __forceinline__\n%s%s%s", c->wide ? in_f64 : "", in_cuda,
+                c->header.draws ? drawing : "");
     td_text_add(&text, "typedef %s T;\nenum { width = %d };\n", c->wide ? "double" : "float", width);
     add_functions(&text, c);
-    td_text_add(&text, "struct arguments { const void *in[%d]; void *out[%d]; unsigned number[%d]; };\n", c->header.inputs, c->header.outputs,
-                numbers.count);
+    td_text_add(&text, "struct arguments { ");
+    if (c->header.inputs) td_text_add(&text, "const void *in[%d]; ", c->header.inputs);
+    td_text_add(&text, "void *out[%d]; ", c->header.outputs);
+    if (c->header.draws) td_text_add(&text, "const unsigned long long *run, draw[%d]; ", 2 + 4 * c->header.draws);
+    td_text_add(&text, "unsigned number[%d]; };\n", numbers.count);
     td_text_add(&text, "extern \"C\" __global__ void __launch_bounds__(%d) td_chain_kernel(const arguments k)\n{\n", TD_CHAIN_THREADS);
     int number = first_stride(c);
     for (int i = 0; i < c->header.inputs; i++)
         if (!c->steps[i]) add_load(&text, c, i, &number);
+    add_generators(&text, c);
     td_text_add(&text, "    for (unsigned i = blockIdx.x * %d + threadIdx.x; i < k.number[0]; i += gridDim.x * %d) {\n", TD_CHAIN_THREADS,
                 TD_CHAIN_THREADS);
     if (c->rank > 1) add_indices(&text, c);
     for (int i = 0; i < c->header.inputs; i++)
         if (c->steps[i]) add_load(&text, c, i, &number);
+    if (c->header.draws) add_masks(&text, c, &number);
     add_body(&text, c);
     td_text_add(&text, "    }\n}\n");
     if (td->error == TD_OK) return text;
@@ -256,8 +329,32 @@ bool td_chain_numbers_of(const td_chain *c, int width, td_chain_numbers *out)
         for (int d = lowest_step(c, i) + 1; d < c->rank; d++)
             if (c->steps[i] >> d & 1) out->at[out->count++] = (uint32_t)(c->stride[i][d] / (c->steps[i] & 1 ? width : 1));
     }
+    for (int d = 1; c->header.draws && !c->draw_dense && d < c->rank; d++) {
+        if (c->draw_stride[d] > UINT32_MAX) return false;
+        out->at[out->count++] = (uint32_t)c->draw_stride[d];
+    }
     return true;
 }
+
+/* How many elements there are and which is this rank's first; of each draw key, micro-batch, bound and what is kept. */
+int td_chain_draws_of(const td_chain *c, uint64_t to[TD_CHAIN_DRAWS])
+{
+    int words = 0;
+    if (!c->header.draws) return 0;
+    to[words++] = c->draw_elements;
+    to[words++] = c->draw_first;
+    for (int n = 0; n < c->header.draws; n++) {
+        double kept = 1 / (1 - c->draw[n].p);
+        to[words++] = c->draw[n].key;
+        to[words++] = c->draw[n].micro;
+        to[words++] = td_draw_below(c->draw[n].p);
+        memcpy(&to[words++], &kept, sizeof kept);
+    }
+    return words;
+}
+
+_Static_assert(offsetof(td_cuda_run, seed) == 0 && offsetof(td_cuda_run, update) == 8 && offsetof(td_cuda_run, micro) == 16,
+               "kernels read k.run[0], k.run[1] and k.run[2]");
 
 /* ---- Preparing and running ------------------------------------------------------------------------------ */
 
@@ -314,10 +411,12 @@ void td_fused_cuda(const td_kernel *k)
         td_chain_interpret(k, &plan->chain);
         return;
     }
-    uint64_t argument[TD_FUSED_INPUTS + TD_FUSED_OUTPUTS + (TD_CHAIN_NUMBERS + 1) / 2];
+    uint64_t argument[TD_FUSED_INPUTS + TD_FUSED_OUTPUTS + 1 + TD_CHAIN_DRAWS + (TD_CHAIN_NUMBERS + 1) / 2];
     int words = 0;
     for (int i = 0; i < k->inputs; i++) argument[words++] = (uintptr_t)k->in[i].data;
     for (int o = 0; o < k->outputs; o++) argument[words++] = (uintptr_t)k->out[o].data;
+    if (plan->chain.header.draws) argument[words++] = (uintptr_t)k->run->on_device;
+    words += td_chain_draws_of(&plan->chain, argument + words);
     memcpy(argument + words, plan->numbers.at, (size_t)plan->numbers.count * sizeof *plan->numbers.at);
     enum { BLOCKS_EACH = 64 }; /* of a multiprocessor, which holds 16 at most: the last ones to run are a small part */
     int64_t most = (int64_t)td_cuda_limits_of(k->run->td).multiprocessors * BLOCKS_EACH;

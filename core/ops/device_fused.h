@@ -3,7 +3,7 @@
  * A chain runs as a kernel of its own, source that is generated here and compiled by NVRTC when the plan is made; or, where fusion is left
  * out, in eager mode, and for operands that do not lie on 16-byte boundaries, by one kernel that reads the instructions.
  *
- * Floor: the bytes of the operands, each once. A stretched operand stays in L2.
+ * Floor: the bytes of the operands, each once. A stretched operand stays in L2. A draw costs ten rounds of Philox for eight elements.
  */
 #ifndef TANDEM_CORE_OPS_DEVICE_FUSED_H
 #define TANDEM_CORE_OPS_DEVICE_FUSED_H
@@ -30,6 +30,10 @@ typedef struct td_chain {
     int64_t elements;
     int64_t size[TD_MAX_DIMS];
     int64_t stride[TD_FUSED_INPUTS][TD_MAX_DIMS]; /* in elements; 0 where it is stretched */
+    td_fused_draw draw[TD_FUSED_DRAWS];
+    uint64_t draw_first, draw_elements;       /* of the global value: index of this rank's first element, and how many there are */
+    int64_t draw_stride[TD_MAX_DIMS];         /* in elements of it; along dimension 0 it is 1 */
+    bool draw_dense;                          /* this rank's elements follow one another in it */
 } td_chain;
 
 /* The chain of a td_op_fused, of a pointwise operation, a cast or a broadcast. */
@@ -43,13 +47,15 @@ int td_chain_width(const td_chain *c);
 enum { TD_CHAIN_THREADS = 128 };
 td_text td_chain_source(td_context *td, const td_chain *c, int width);
 
-/* The kernel's one argument: pointers to the inputs and to the outputs, then numbers. */
-enum { TD_CHAIN_NUMBERS = 1 + 3 * TD_MAX_DIMS + TD_FUSED_INPUTS * TD_MAX_DIMS };
+/* The kernel's one argument: pointers to the inputs and to the outputs; where it draws, td_device_run, td_chain_draws_of; then numbers. */
+enum { TD_CHAIN_NUMBERS = 1 + 3 * TD_MAX_DIMS + (TD_FUSED_INPUTS + 1) * TD_MAX_DIMS, TD_CHAIN_DRAWS = 2 + 4 * TD_FUSED_DRAWS };
+/* Words of 64 bits: how many it wrote. */
+int td_chain_draws_of(const td_chain *c, uint64_t to[TD_CHAIN_DRAWS]);
 typedef struct td_chain_numbers {
     int count;
     uint32_t at[TD_CHAIN_NUMBERS];            /* the first: how many groups of `width` elements there are */
 } td_chain_numbers;
-/* False: there are too many elements for 32-bit indices. */
+/* False: there are too many elements for 32-bit indices and strides. */
 bool td_chain_numbers_of(const td_chain *c, int width, td_chain_numbers *out);
 
 /* Runs the chain as it is written. */

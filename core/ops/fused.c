@@ -8,7 +8,7 @@
 #include "core/ops/fused.h"
 
 #include "core/ops/convert.h"
-#include "core/ops/op.h"
+#include "core/ops/drawn.h"
 
 enum {
     TILE_MEMORY = 32 << 10, /* bytes of all registers' tiles: they should stay in L1 */
@@ -36,6 +36,7 @@ typedef struct fused_plan {
     int8_t direct[TD_FUSED_INSTRUCTIONS];           /* the output it makes, or -1 */
     uint16_t output[TD_FUSED_OUTPUTS];
     int16_t made_by[TD_FUSED_OUTPUTS];              /* instruction that may write it directly, or -1 */
+    td_fused_draw draw[TD_FUSED_DRAWS];
 } fused_plan;
 
 /* ---- Preparing ------------------------------------------------------------------------------------------ */
@@ -91,16 +92,18 @@ static void plan_outputs(fused_plan *plan, const td_kernel *k)
     }
 }
 
-static bool fused_plan_make(td_context *td, const td_kernel *k, td_fused_header header,
-                            const td_fused_instruction *code, const uint16_t *output, td_preparation *out)
+static bool fused_plan_make(td_context *td, const td_kernel *k, const td_fused_code *chain, td_preparation *out)
 {
+    td_fused_header header = chain->header;
+    const td_fused_instruction *code = chain->instructions;
     fused_plan *plan = td_prepared_new(td, sizeof *plan);
     if (!plan)
         return false;
     plan->header = header;
     plan->loops = td_pointwise_f32();
     memcpy(plan->code, code, (size_t)header.instructions * sizeof *code);
-    memcpy(plan->output, output, (size_t)header.outputs * sizeof *output);
+    memcpy(plan->output, chain->outputs, (size_t)header.outputs * sizeof *plan->output);
+    memcpy(plan->draw, chain->draws, (size_t)header.draws * sizeof *plan->draw);
     for (int i = 0; i < header.inputs; i++) {
         plan_input(&plan->in[i], &k->in[i], k->out[0].shape);
         plan->wide = plan->wide || is_wide(k->in[i].dtype);
@@ -122,20 +125,19 @@ static bool fused_plan_make(td_context *td, const td_kernel *k, td_fused_header 
 
 static bool fused_prepare(td_context *td, const td_kernel *k, td_preparation *out)
 {
-    td_fused_header header;
-    memcpy(&header, k->attr, sizeof header);
-    const td_fused_instruction *code = (const void *)((const char *)k->attr + sizeof header);
-    return fused_plan_make(td, k, header, code, (const void *)(code + header.instructions), out);
+    td_fused_code chain = td_fused_code_of(k->attr);
+    return fused_plan_make(td, k, &chain, out);
 }
 
 bool td_pointwise_prepare(td_context *td, const td_kernel *k, td_preparation *out)
 {
-    td_fused_header header = { .inputs = k->inputs, .outputs = 1, .instructions = 1, .registers = k->inputs + 1 };
     td_fused_instruction code = { .function = (uint16_t)k->op->pointwise,
                                   .to = (uint16_t)k->inputs,
                                   .from = { 0, k->inputs > 1, k->inputs > 2 ? 2 : 0 },
                                   .dtype = (uint16_t)k->out[0].dtype };
-    return fused_plan_make(td, k, header, &code, &code.to, out);
+    td_fused_code chain = { .header = { .inputs = k->inputs, .outputs = 1, .instructions = 1, .registers = k->inputs + 1 },
+                            .instructions = &code, .outputs = &code.to, .draws = &(td_fused_draw){ .p = 0 } };
+    return fused_plan_make(td, k, &chain, out);
 }
 
 /* ---- Running -------------------------------------------------------------------------------------------- */
@@ -145,6 +147,7 @@ typedef struct fused_run {
     const td_kernel *k;
     int8_t direct[TD_FUSED_INSTRUCTIONS];
     bool copied[TD_FUSED_INPUTS]; /* dense, yet not to be read where it lies */
+    td_drawn drawn[TD_FUSED_DRAWS];
 } fused_run;
 
 static void load(const fused_plan *plan, td_dtype dtype, const void *from, int64_t count, char *to)
@@ -214,19 +217,30 @@ static char *load_input(const fused_run *r, int i, int64_t first, int64_t count,
     return to;
 }
 
-static void apply(const fused_plan *plan, const td_fused_instruction *op, char *const *registers, char *to,
-                  int64_t count)
+/* The mask of elements from `first` on. */
+static void draw_mask(const fused_run *r, int number, int64_t first, int64_t count, char *to)
+{
+    if (r->plan->wide)
+        td_mask_f64(&r->drawn[number], r->plan->draw[number].p, first, count, (double *)to);
+    else
+        td_mask_f32(&r->drawn[number], r->plan->draw[number].p, first, count, (float *)to);
+}
+
+static void apply(const fused_plan *plan, const td_fused_instruction *op, char *const *registers, char *to, int64_t count)
 {
     const void *a = registers[op->from[0]], *b = registers[op->from[1]], *c = registers[op->from[2]];
-    if (plan->wide) {
+    if (plan->wide)
         td_pointwise_f64[op->function]((double *)to, a, b, c, count);
-        if (op->dtype != TD_F64)
-            td_round_f64((double *)to, (td_dtype)op->dtype, count);
-    } else {
+    else
         plan->loops[op->function]((float *)to, a, b, c, count);
-        if (op->dtype != TD_F32)
-            td_round_f32((float *)to, (td_dtype)op->dtype, count);
-    }
+}
+
+static void round_to(const fused_plan *plan, td_dtype dtype, char *to, int64_t count)
+{
+    if (plan->wide && dtype != TD_F64)
+        td_round_f64((double *)to, dtype, count);
+    if (!plan->wide && dtype != TD_F32)
+        td_round_f32((float *)to, dtype, count);
 }
 
 static void store_outputs(const fused_run *r, char *const *registers, int64_t first, int64_t count)
@@ -270,7 +284,11 @@ static void fused_tiles(void *user, int64_t begin, int64_t end)
             char *to = memory + op->to * stride;
             if (r->direct[i] >= 0)
                 to = td_arg_at(&r->k->out[r->direct[i]], first);
-            apply(plan, op, registers, to, count);
+            if (op->function == TD_POINTWISE_dropout_mask)
+                draw_mask(r, op->from[0], first, count, to);
+            else
+                apply(plan, op, registers, to, count);
+            round_to(plan, (td_dtype)op->dtype, to, count);
             registers[op->to] = to;
         }
         store_outputs(r, registers, first, count);
@@ -282,6 +300,8 @@ void td_fused_cpu(const td_kernel *k)
     const fused_plan *plan = k->prepared;
     fused_run r = { .plan = plan, .k = k };
     memcpy(r.direct, plan->direct, sizeof r.direct);
+    for (int d = 0; d < plan->header.draws; d++)
+        r.drawn[d] = td_drawn_of(k->run, &k->out[0], plan->draw[d].key, plan->draw[d].micro);
     for (int o = 0; o < k->outputs; o++) {
         for (int i = 0; i < k->inputs; i++) {
             if (k->in[i].data != k->out[o].data)
@@ -300,11 +320,11 @@ void td_fused_cpu(const td_kernel *k)
 /* For a chain that is recorded: passes emit it with the outputs they know. */
 static bool fused_shape(td_call *call)
 {
-    td_fused_header header;
+    td_fused_code chain = td_fused_code_of(call->attr);
+    td_fused_header header = chain.header;
+    const td_fused_instruction *code = chain.instructions;
+    const uint16_t *output = chain.outputs;
     td_shape shape;
-    memcpy(&header, call->attr, sizeof header);
-    const td_fused_instruction *code = (const void *)((const char *)call->attr + sizeof header);
-    const uint16_t *output = (const void *)(code + header.instructions);
     if (header.inputs != call->inputs)
         return td_call_fail(call, "%d inputs, its attribute has %d", call->inputs, header.inputs);
     if (!td_call_broadcast(call, &shape))
@@ -322,40 +342,38 @@ static bool fused_shape(td_call *call)
 
 static td_cost fused_cost(const td_kernel *k)
 {
-    td_fused_header header;
-    memcpy(&header, k->attr, sizeof header);
-    return td_cost_of(k, header.instructions);
+    enum { DRAW = 10 }; /* as random.c has it */
+    td_fused_header header = td_fused_code_of(k->attr).header;
+    return td_cost_of(k, header.instructions + (DRAW - 1) * header.draws);
 }
 
 static const char *const names[TD_POINTWISE_COUNT] = {
 #define NAME(name, ...) [TD_POINTWISE_##name] = #name,
-    TD_POINTWISE(NAME) NAME(cast)
+    TD_POINTWISE(NAME) NAME(cast) NAME(dropout_mask)
 };
 
 void td_fused_parts(const void *attr, char *to, size_t room)
 {
-    td_fused_header header;
-    memcpy(&header, attr, sizeof header);
-    const td_fused_instruction *code = (const void *)((const char *)attr + sizeof header);
+    td_fused_code chain = td_fused_code_of(attr);
     td_print line = { .to = to, .room = room };
     *to = 0;
-    for (int i = 0; i < header.instructions; i++)
-        td_print_add(&line, "%s%s", i ? "+" : "", names[code[i].function]);
+    for (int i = 0; i < chain.header.instructions; i++)
+        td_print_add(&line, "%s%s", i ? "+" : "", names[chain.instructions[i].function]);
 }
 
 /* Instructions as calls: "r2 = mul(r0, r1), r3 = cast(r2) bf16". */
 static void fused_print(const td_program *p, const td_node *n, char *to, size_t room)
 {
-    td_fused_header header;
-    const char *attr = td_node_attr(p, n);
-    memcpy(&header, attr, sizeof header);
-    const td_fused_instruction *code = (const void *)(attr + sizeof header);
+    td_fused_code chain = td_fused_code_of(td_node_attr(p, n));
     td_print line = { .to = to, .room = room };
-    for (int i = 0; i < header.instructions; i++) {
-        td_print_add(&line, "%sr%d = %s(", i ? ", " : "", code[i].to, names[code[i].function]);
-        for (int s = 0; s < td_pointwise_inputs[code[i].function]; s++)
-            td_print_add(&line, "%sr%d", s ? ", " : "", code[i].from[s]);
-        td_print_add(&line, ") %s", td_dtype_name((td_dtype)code[i].dtype));
+    for (int i = 0; i < chain.header.instructions; i++) {
+        const td_fused_instruction *op = &chain.instructions[i];
+        td_print_add(&line, "%sr%d = %s(", i ? ", " : "", op->to, names[op->function]);
+        if (op->function == TD_POINTWISE_dropout_mask)
+            td_print_add(&line, "p %g", chain.draws[op->from[0]].p);
+        for (int s = 0; s < td_pointwise_inputs[op->function]; s++)
+            td_print_add(&line, "%sr%d", s ? ", " : "", op->from[s]);
+        td_print_add(&line, ") %s", td_dtype_name((td_dtype)op->dtype));
     }
 }
 

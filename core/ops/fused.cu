@@ -1,6 +1,8 @@
 /* One kernel for every chain of pointwise operations: it reads the instructions as it goes. See device_fused.h. */
 #include "core/ops/device_fused.h"
 
+#include "core/ops/draw.h"
+#include "core/ops/random.cuh"
 #include "core/ops/stored.cuh"
 
 enum { THREADS = 128 };
@@ -9,6 +11,8 @@ typedef struct chain_run {
     td_chain chain;
     const void *in[TD_FUSED_INPUTS];
     void *out[TD_FUSED_OUTPUTS];
+    const td_cuda_run *numbers;
+    uint32_t below[TD_FUSED_DRAWS];
 } chain_run;
 static_assert(sizeof(chain_run) <= 4096, "a kernel's arguments take at most 4 KiB");
 
@@ -53,6 +57,18 @@ static __device__ int64_t offset_of(const td_chain *c, int i, int64_t index)
     return offset;
 }
 
+/* Element `index` of the outputs in draw n. */
+template <typename T> static __device__ T mask_of(const chain_run *run, int n, int64_t index)
+{
+    const td_chain *c = &run->chain;
+    uint64_t at = ((uint64_t)run->numbers->micro + c->draw[n].micro) * c->draw_elements + c->draw_first;
+    for (int d = 0; d < c->rank; d++) {
+        at += (uint64_t)(index % c->size[d] * c->draw_stride[d]);
+        index /= c->size[d];
+    }
+    return td_random_half(td_random_on(run->numbers, c->draw[n].key), at) < run->below[n] ? (T)0 : (T)(1 / (1 - c->draw[n].p));
+}
+
 /* Registers are in shared memory, where a number may choose among them. No thread reads another's, nor an input's element after it has
  * written that element of an output. */
 template <typename T> static __global__ void __launch_bounds__(THREADS) interpret(const __grid_constant__ chain_run run)
@@ -64,6 +80,10 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) interpre
         for (int r = 0; r < c->header.inputs; r++) registers[r * THREADS] = read<T>(c->in_dtype[r], run.in[r], offset_of(c, r, i));
         for (int n = 0; n < c->header.instructions; n++) {
             const td_fused_instruction *op = &c->code[n];
+            if (op->function == TD_POINTWISE_dropout_mask) {
+                registers[op->to * THREADS] = rounded(op->dtype, mask_of<T>(&run, op->from[0], i));
+                continue;
+            }
             T a = registers[op->from[0] * THREADS], b = registers[op->from[1] * THREADS], d = registers[op->from[2] * THREADS];
             registers[op->to * THREADS] = rounded(op->dtype, apply(op->function, a, b, d));
         }
@@ -73,7 +93,9 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) interpre
 
 extern "C" void td_chain_interpret(const td_kernel *k, const td_chain *c)
 {
-    chain_run run = { *c, { NULL }, { NULL } };
+    chain_run run = { *c };
+    run.numbers = td_device_run(k);
+    for (int n = 0; n < c->header.draws; n++) run.below[n] = td_draw_below(c->draw[n].p);
     for (int i = 0; i < k->inputs; i++) run.in[i] = k->in[i].data;
     for (int o = 0; o < k->outputs; o++) run.out[o] = k->out[o].data;
     if (!c->elements) return;

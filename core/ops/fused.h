@@ -2,12 +2,16 @@
  *
  * A fused node (td_op_fused) has an attribute of variable size:
  *
- *     td_fused_header | td_fused_instruction x instructions | uint16_t register x outputs | zeros to a multiple of 8
+ *     td_fused_header | td_fused_instruction x instructions | uint16_t register x outputs | zeros to a multiple of 8 |
+ *     td_fused_draw x draws
  *
  * Registers 0 .. inputs-1 hold the node's inputs and are never written; the others are written by instructions. All
  * outputs have the same shape, which inputs broadcast against. An instruction computes in f32, or in f64 where any
  * value of the chain is f64, i32 or i64, and its result is rounded to its dtype: so a chain gives what its operations
  * give one by one.
+ *
+ * An instruction TD_POINTWISE_dropout_mask makes dropout's mask of the outputs' global shape where it is read: so a mask is no value in
+ * memory. Its from[0] numbers the draw.
  *
  * The kernel may be given an output in the memory of any input of the same size, each output its own.
  *
@@ -34,11 +38,12 @@ enum {
     TD_FUSED_INPUTS = 16,
     TD_FUSED_OUTPUTS = TD_CALL_OUTPUTS,
     TD_FUSED_INSTRUCTIONS = 64,
+    TD_FUSED_DRAWS = 4,
     TD_FUSED_REGISTERS = 32, /* inputs and values alive at once */
 };
 
 typedef struct td_fused_header {
-    int32_t inputs, outputs, instructions, registers;
+    int32_t inputs, outputs, instructions, registers, draws, pad;
 } td_fused_header;
 
 typedef struct td_fused_instruction {
@@ -48,21 +53,39 @@ typedef struct td_fused_instruction {
     uint16_t dtype;    /* of the result */
 } td_fused_instruction;
 
+/* A draw of random.c: of the micro-batch `micro`, from the step's first. */
+typedef struct td_fused_draw {
+    double p;
+    uint64_t key, micro;
+} td_fused_draw;
+
 enum {
-    TD_FUSED_BYTES =
-        sizeof(td_fused_header) + TD_FUSED_INSTRUCTIONS * sizeof(td_fused_instruction) + 2 * TD_FUSED_OUTPUTS,
+    TD_FUSED_BYTES = sizeof(td_fused_header) + TD_FUSED_INSTRUCTIONS * sizeof(td_fused_instruction) + 2 * TD_FUSED_OUTPUTS + 8 +
+                     TD_FUSED_DRAWS * sizeof(td_fused_draw),
 };
+
+/* Where the parts of an attribute are. */
+typedef struct td_fused_code {
+    td_fused_header header;
+    const td_fused_instruction *instructions;
+    const uint16_t *outputs;
+    const td_fused_draw *draws;
+} td_fused_code;
+td_fused_code td_fused_code_of(const void *attr);
 
 /* A chain being made. Values are numbered: inputs from 0, results of instructions from TD_FUSED_INPUTS. */
 typedef struct td_fused_builder {
-    int inputs, instructions, outputs;
+    int inputs, instructions, outputs, draws;
     td_fused_instruction code[TD_FUSED_INSTRUCTIONS]; /* `to` and `from` are values */
     uint16_t output[TD_FUSED_OUTPUTS];
+    td_fused_draw draw[TD_FUSED_DRAWS];
 } td_fused_builder;
 
 int td_fused_input(td_fused_builder *b);
 /* op: TD_OP_POINTWISE with its number of values in `from`; broadcast counts as one with its input as operand. */
 int td_fused_apply(td_fused_builder *b, const td_op *op, td_dtype dtype, const int *from);
+/* The mask of td_op_dropout_mask. */
+int td_fused_mask(td_fused_builder *b, td_dtype dtype, td_fused_draw draw);
 bool td_fused_output(td_fused_builder *b, int value);
 /* Gives values registers; writes the attribute to `attr` (8-byte aligned, TD_FUSED_BYTES of room), returns its size. */
 size_t td_fused_finish(const td_fused_builder *b, void *attr);

@@ -21,6 +21,18 @@ int td_fused_apply(td_fused_builder *b, const td_op *op, td_dtype dtype, const i
     return TD_FUSED_INPUTS + b->instructions++;
 }
 
+int td_fused_mask(td_fused_builder *b, td_dtype dtype, td_fused_draw draw)
+{
+    if (b->instructions == TD_FUSED_INSTRUCTIONS || b->draws == TD_FUSED_DRAWS)
+        return -1;
+    b->draw[b->draws] = draw;
+    b->code[b->instructions] = (td_fused_instruction){ .function = TD_POINTWISE_dropout_mask,
+                                                       .to = (uint16_t)(TD_FUSED_INPUTS + b->instructions),
+                                                       .from = { (uint16_t)b->draws++ },
+                                                       .dtype = (uint16_t)dtype };
+    return TD_FUSED_INPUTS + b->instructions++;
+}
+
 bool td_fused_output(td_fused_builder *b, int value)
 {
     if (b->outputs == TD_FUSED_OUTPUTS)
@@ -29,16 +41,28 @@ bool td_fused_output(td_fused_builder *b, int value)
     return true;
 }
 
+/* How many of `from` are values. */
+static int operands_of(const td_fused_instruction *i)
+{
+    return i->function == TD_POINTWISE_dropout_mask ? 0 : 3;
+}
+
 /* The last instruction that reads each value; outputs are read after all. */
 static void last_reads(const td_fused_builder *b, int last[TD_FUSED_INPUTS + TD_FUSED_INSTRUCTIONS])
 {
     for (int v = 0; v < TD_FUSED_INPUTS + TD_FUSED_INSTRUCTIONS; v++)
         last[v] = -1;
     for (int i = 0; i < b->instructions; i++)
-        for (int s = 0; s < 3; s++)
+        for (int s = 0; s < operands_of(&b->code[i]); s++)
             last[b->code[i].from[s]] = i;
     for (int o = 0; o < b->outputs; o++)
         last[b->output[o]] = b->instructions;
+}
+
+static size_t draws_at(const td_fused_header *h)
+{
+    size_t bytes = sizeof *h + (size_t)h->instructions * sizeof(td_fused_instruction) + (size_t)h->outputs * sizeof(uint16_t);
+    return (bytes + 7) & ~(size_t)7;
 }
 
 size_t td_fused_finish(const td_fused_builder *b, void *attr)
@@ -49,7 +73,7 @@ size_t td_fused_finish(const td_fused_builder *b, void *attr)
     bool taken[TD_FUSED_REGISTERS] = { false };
     td_fused_instruction code[TD_FUSED_INSTRUCTIONS];
     td_fused_header header = {
-        .inputs = b->inputs, .outputs = b->outputs, .instructions = b->instructions, .registers = b->inputs
+        .inputs = b->inputs, .outputs = b->outputs, .instructions = b->instructions, .registers = b->inputs, .draws = b->draws
     };
     last_reads(b, last);
     for (int v = 0; v < b->inputs; v++) {
@@ -58,7 +82,7 @@ size_t td_fused_finish(const td_fused_builder *b, void *attr)
     }
     for (int i = 0; i < b->instructions; i++) {
         code[i] = b->code[i];
-        for (int s = 0; s < 3; s++) {
+        for (int s = 0; s < operands_of(&code[i]); s++) {
             int value = b->code[i].from[s];
             code[i].from[s] = home[value];
             if (last[value] == i && value >= TD_FUSED_INPUTS)
@@ -77,10 +101,20 @@ size_t td_fused_finish(const td_fused_builder *b, void *attr)
     for (int o = 0; o < b->outputs; o++)
         output[o] = home[b->output[o]];
     size_t code_bytes = (size_t)b->instructions * sizeof *code, output_bytes = (size_t)b->outputs * sizeof *output;
-    size_t bytes = (sizeof header + code_bytes + output_bytes + 7) & ~(size_t)7;
-    memset(attr, 0, bytes);
+    size_t draws = draws_at(&header), draw_bytes = (size_t)b->draws * sizeof *b->draw;
+    memset(attr, 0, draws);
     memcpy(attr, &header, sizeof header);
     memcpy((char *)attr + sizeof header, code, code_bytes);
     memcpy((char *)attr + sizeof header + code_bytes, output, output_bytes);
-    return bytes;
+    memcpy((char *)attr + draws, b->draw, draw_bytes);
+    return draws + draw_bytes;
+}
+
+td_fused_code td_fused_code_of(const void *attr)
+{
+    td_fused_code c = { .header = *(const td_fused_header *)attr };
+    c.instructions = (const void *)((const char *)attr + sizeof c.header);
+    c.outputs = (const void *)(c.instructions + c.header.instructions);
+    c.draws = (const void *)((const char *)attr + draws_at(&c.header));
+    return c;
 }

@@ -55,9 +55,9 @@
     X(where,      3, NONE,  ANY,      a != 0 ? b : c,               ZERO, WHERE(a, dy, K(0)), WHERE(a, K(0), dy))
 
 /* Index of each row; `cast` has its own descriptor (attributes name the dtype) and the same loops: a copy, after which
- * the value is rounded to its new dtype. */
+ * the value is rounded to its new dtype. `dropout_mask` has neither loops nor operands: chains draw it (fused.h). */
 #define TD_POINTWISE_INDEX(name, ...) TD_POINTWISE_##name,
-enum { TD_POINTWISE(TD_POINTWISE_INDEX) TD_POINTWISE_cast, TD_POINTWISE_COUNT };
+enum { TD_POINTWISE(TD_POINTWISE_INDEX) TD_POINTWISE_cast, TD_POINTWISE_dropout_mask, TD_POINTWISE_COUNT };
 
 /* The loops: out[i] = expression(a[i], b[i], c[i]) for i < count. out may be an operand's memory exactly; operands a
  * function does not have are ignored. */

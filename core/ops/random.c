@@ -6,8 +6,7 @@
  */
 #include "core/ops/convert.h"
 #include "core/ops/draw.h"
-#include "core/ops/op.h"
-#include "core/random.h"
+#include "core/ops/drawn.h"
 
 enum { BLOCK = 512, TASK_ELEMENTS = 16 << 10 };
 
@@ -47,93 +46,111 @@ static void mask_print(const td_program *p, const td_node *n, char *to, size_t r
     td_print_add(&line, "p %g", attr->p);
 }
 
-/* ---- This rank's part as runs that are adjacent in the global value, too ------------------------------------- */
+/* ---- This rank's part ------------------------------------------------------------------------------------- */
 
-typedef struct draw {
-    const td_kernel *k;
-    td_random random;
-    uint64_t base;                  /* index of the global value's first element */
-    int split;                      /* dimensions before it count runs, those from it on are in a run */
-    int64_t run;                    /* elements of a run */
-    int64_t begin[TD_MAX_DIMS];     /* where this rank's part begins */
-    void (*write)(const struct draw *d, uint64_t index, int64_t at, int64_t count);
-} draw;
-
-static draw draw_of(const td_kernel *k)
+td_drawn td_drawn_of(const td_run *run, const td_arg *y, uint64_t key, uint64_t micro)
 {
-    const td_draw_attr *attr = k->attr;
-    const td_arg *y = &k->out[0];
-    uint64_t micro = (uint64_t)k->run->micro + k->phase / 2;
-    draw d = { .k = k, .random = td_random_of(k->run->seed, attr->key, (uint64_t)k->run->update),
-               .base = micro * (uint64_t)td_shape_elements(y->global) };
-    for (int i = 0; i < y->shape.rank; i++) {
-        d.begin[i] = td_arg_extent(k->run->mesh, y, i).begin;
-        if (y->shape.dim[i] != y->global.dim[i])
+    micro += (uint64_t)run->micro;
+    td_drawn d = { .random = td_random_of(run->seed, key, (uint64_t)run->update),
+                   .base = micro * (uint64_t)td_shape_elements(y->global), .rank = (int)y->shape.rank };
+    for (int i = 0; i < d.rank; i++) {
+        d.begin[i] = td_arg_extent(run->mesh, y, i).begin;
+        d.local[i] = y->shape.dim[i];
+        d.global[i] = y->global.dim[i];
+        if (d.local[i] != d.global[i])
             d.split = i;
     }
-    d.run = td_shape_product(y->shape, d.split, (int)y->shape.rank);
+    d.run = td_shape_product(y->shape, d.split, d.rank);
     return d;
 }
 
-/* Where run number `run` begins in the global value. */
-static uint64_t run_begin(const draw *d, int64_t run)
+/* Where run number `run` begins in the draw. */
+static uint64_t run_begin(const td_drawn *d, int64_t run)
 {
-    const td_arg *y = &d->k->out[0];
     int64_t index = 0, stride = 1;
-    for (int i = (int)y->shape.rank - 1; i >= 0; i--) {
+    for (int i = d->rank - 1; i >= 0; i--) {
         int64_t at = d->begin[i];
         if (i < d->split) {
-            at += run % y->shape.dim[i];
-            run /= y->shape.dim[i];
+            at += run % d->local[i];
+            run /= d->local[i];
         }
         index += at * stride;
-        stride *= y->global.dim[i];
+        stride *= d->global[i];
     }
     return d->base + (uint64_t)index;
 }
 
-static void draw_range(void *user, int64_t begin, int64_t end)
+int64_t td_drawn_piece(const td_drawn *d, int64_t at, int64_t count, uint64_t *index)
 {
-    const draw *d = user;
-    while (begin < end) {
-        int64_t within = begin % d->run, count = td_smaller(td_smaller(d->run - within, BLOCK), end - begin);
-        d->write(d, run_begin(d, begin / d->run) + (uint64_t)within, begin, count);
-        begin += count;
-    }
+    int64_t within = at % d->run;
+    *index = run_begin(d, at / d->run) + (uint64_t)within;
+    return td_smaller(d->run - within, count);
 }
 
-static void draw_all(draw d)
+typedef struct draw {
+    const td_kernel *k;
+    td_drawn part;
+} draw;
+
+static void draw_all(const td_kernel *k, td_range_function write)
 {
-    td_parallel_for(d.k->run, td_arg_elements(&d.k->out[0]), TASK_ELEMENTS, draw_range, &d);
+    const td_draw_attr *attr = k->attr;
+    draw d = { .k = k, .part = td_drawn_of(k->run, &k->out[0], attr->key, k->phase / 2) };
+    td_parallel_for(k->run, td_arg_elements(&k->out[0]), TASK_ELEMENTS, write, &d);
 }
 
 /* ---- The operations ------------------------------------------------------------------------------------- */
 
-/* 0 where the draw is below td_draw_below(p); else 1 / (1 - p). */
-static void write_mask(const draw *d, uint64_t index, int64_t at, int64_t count)
+/* The elements' 16 bits, a block at most: how many they are. */
+static int64_t draw_halves(const td_drawn *d, int64_t at, int64_t count, uint16_t *bits)
 {
-    const td_draw_attr *attr = d->k->attr;
-    uint32_t below = td_draw_below(attr->p);
-    uint16_t bits[BLOCK];
-    float mask[BLOCK];
+    uint64_t index;
+    count = td_drawn_piece(d, at, td_smaller(count, BLOCK), &index);
     td_random_halves(d->random, index, count, bits);
-    if (d->k->out[0].dtype == TD_F64) {
-        double *y = td_arg_at(&d->k->out[0], at);
-        for (int64_t i = 0; i < count; i++)
-            y[i] = bits[i] < below ? 0 : 1 / (1 - attr->p);
+    return count;
+}
+
+#define MASK(T)                                                                              \
+    uint32_t below = td_draw_below(p);                                                       \
+    T kept = (T)(1 / (1 - p));                                                               \
+    uint16_t bits[BLOCK];                                                                    \
+    for (int64_t done = 0; done < count;) {                                                  \
+        int64_t n = draw_halves(d, at + done, count - done, bits);                           \
+        for (int64_t i = 0; i < n; i++)                                                      \
+            to[done + i] = bits[i] < below ? 0 : kept;                                       \
+        done += n;                                                                           \
+    }
+
+void td_mask_f32(const td_drawn *d, double p, int64_t at, int64_t count, float *to)
+{
+    MASK(float)
+}
+
+void td_mask_f64(const td_drawn *d, double p, int64_t at, int64_t count, double *to)
+{
+    MASK(double)
+}
+
+static void write_mask(void *user, int64_t begin, int64_t end)
+{
+    const draw *d = user;
+    const td_arg *y = &d->k->out[0];
+    double p = ((const td_draw_attr *)d->k->attr)->p;
+    float mask[BLOCK];
+    if (y->dtype == TD_F64) {
+        td_mask_f64(&d->part, p, begin, end - begin, td_arg_at(y, begin));
         return;
     }
-    float kept = (float)(1 / (1 - attr->p));
-    for (int64_t i = 0; i < count; i++)
-        mask[i] = bits[i] < below ? 0 : kept;
-    td_store_f32(td_arg_at(&d->k->out[0], at), d->k->out[0].dtype, mask, count);
+    for (int64_t at = begin; at < end; at += BLOCK) {
+        int64_t count = td_smaller(end - at, BLOCK);
+        td_mask_f32(&d->part, p, at, count, mask);
+        td_store_f32(td_arg_at(y, at), y->dtype, mask, count);
+    }
 }
 
 static void mask_cpu(const td_kernel *k)
 {
-    draw d = draw_of(k);
-    d.write = write_mask;
-    draw_all(d);
+    draw_all(k, write_mask);
 }
 
 const td_op td_op_dropout_mask = {
@@ -150,18 +167,22 @@ const td_op td_op_dropout_mask = {
     .print      = mask_print,
 };
 
-static void write_uniform(const draw *d, uint64_t index, int64_t at, int64_t count)
+static void write_uniform(void *user, int64_t begin, int64_t end)
 {
+    const draw *d = user;
+    const td_arg *y = &d->k->out[0];
     double values[BLOCK];
-    td_random_uniform(d->random, index, count, values);
-    td_store_f64(td_arg_at(&d->k->out[0], at), d->k->out[0].dtype, values, count);
+    uint64_t index;
+    for (int64_t at = begin, count; at < end; at += count) {
+        count = td_drawn_piece(&d->part, at, td_smaller(end - at, BLOCK), &index);
+        td_random_uniform(d->part.random, index, count, values);
+        td_store_f64(td_arg_at(y, at), y->dtype, values, count);
+    }
 }
 
 static void uniform_cpu(const td_kernel *k)
 {
-    draw d = draw_of(k);
-    d.write = write_uniform;
-    draw_all(d);
+    draw_all(k, write_uniform);
 }
 
 const td_op td_op_uniform = {

@@ -5,7 +5,8 @@
  *     td_random_block(r, block)         the four words of a block, by Philox 4x32-10: of a draw of 32 bits elements block / 16 * 64 +
  *                                       block % 16 + 16 word, of one of 16 bits the eight from 8 block on, two a word
  *     td_random_half(r, index)          one element of a draw of 16 bits: the work of eight
- *     td_random_halves(r, index)        the eight from `index` on: of one block, or of two
+ *     td_random_halves(r, index, n)     the eight from `index` on, of which n are read: of one block, or of two
+ *     td_mask(r, index, below, kept, x) dropout's mask from `index` on: x's elements, eight at most
  */
 TD_CODE(
 struct td_device_random { unsigned long long key, counter; };
@@ -46,12 +47,13 @@ TD_FUNCTION unsigned td_random_half(td_device_random r, unsigned long long index
     return (index & 4 ? high : low) >> (index & 1) * 16 & 0xFFFF;
 }
 
-TD_FUNCTION uint4 td_random_halves(td_device_random r, unsigned long long index)
+TD_FUNCTION uint4 td_random_halves(td_device_random r, unsigned long long index, unsigned count)
 {
     uint4 w = td_random_block(r, index / 8);
     unsigned skip = (unsigned)index % 8;
     if (!skip) return w;
-    uint4 next = td_random_block(r, index / 8 + 1);
+    uint4 next = w;
+    if (skip + count > 8) next = td_random_block(r, index / 8 + 1);
     if (skip & 4) {
         w = make_uint4(w.z, w.w, next.x, next.y);
         next.x = next.z;
@@ -63,5 +65,13 @@ TD_FUNCTION uint4 td_random_halves(td_device_random r, unsigned long long index)
     }
     if (skip & 1) w = make_uint4(w.x >> 16 | w.y << 16, w.y >> 16 | w.z << 16, w.z >> 16 | w.w << 16, w.w >> 16 | next.x << 16);
     return w;
+}
+
+template <typename T, int count>
+TD_FUNCTION void td_mask(td_device_random r, unsigned long long index, unsigned below, double kept, T (&x)[count])
+{
+    const uint4 made = td_random_halves(r, index, count);
+    const unsigned words[4] = { made.x, made.y, made.z, made.w };
+    for (int v = 0; v < count; v++) x[v] = (words[v / 2] >> v % 2 * 16 & 0xFFFF) < below ? (T)0 : (T)kept;
 }
 )
