@@ -1,10 +1,13 @@
-/* What a plan is made of, for those who foretell: its calls with what they cost and wait for, and its memory by kind.
+/* What a plan is made of, for those who foretell: its calls with what they cost and wait for, its memory by kind, and its largest values.
  *
- * Nothing here changes a plan. The kinds of memory are told at the moment at which the largest sum of bytes is alive; what the
- * arena has beyond that sum is `unused`.
+ * Nothing here changes a plan. Memory is told at the moment at which the largest sum of bytes is alive; what the arena has beyond that sum
+ * is `unused`.
  */
 #include "core/internal.h"
 
+#include <ctype.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 int64_t td_planned_count(const td_context *td) { return td->planned ? td->planned->task_count : 0; }
@@ -64,6 +67,7 @@ typedef struct census {
     block_use *use;                           /* block */
     uint32_t *arg_block;                      /* argument -> the block it lies in, or TD_NONE */
     int64_t *alive;                           /* task -> bytes, as differences at first */
+    size_t bytes;                             /* of all of this */
 } census;
 
 static uint32_t root_of(const td_planned *plan, uint32_t block)
@@ -140,11 +144,28 @@ static int64_t *kind_of(td_planned_memory *to, uint32_t is)
     return (is & IS_FORWARD) && (is & IS_READ_BACKWARD) ? &to->activations : &to->transients;
 }
 
+static bool open_census(td_context *td, census *c)
+{
+    const td_planned *plan = td->planned;
+    c->bytes = plan->task_count * sizeof(int64_t) + plan->block_count * sizeof(block_use) + plan->arg_count * sizeof(uint32_t) + 8;
+    c->alive = td_alloc(td, c->bytes, "program");
+    if (!c->alive) return false;
+    memset(c->alive, 0, c->bytes);
+    c->plan = plan;
+    c->use = (block_use *)(c->alive + plan->task_count);
+    c->arg_block = (uint32_t *)(c->use + plan->block_count);
+    for (uint32_t b = 0; b < plan->block_count; b++) c->use[b].maker = -1;
+    for (uint32_t i = 0; i < plan->arg_count; i++) c->arg_block[i] = TD_NONE;
+    note_bindings(c);
+    for (uint32_t t = 0; t < plan->task_count; t++) note_arguments(c, t);
+    return true;
+}
+
+static void close_census(td_context *td, census *c) { td_free(td, c->alive, c->bytes, "program"); }
+
 static void count_step(census *c, td_planned_memory *to)
 {
     const td_planned *plan = c->plan;
-    note_bindings(c);
-    for (uint32_t t = 0; t < plan->task_count; t++) note_arguments(c, t);
     int32_t at = busiest(c);
     for (uint32_t b = 0; b < plan->block_count; b++) {
         const td_block *block = &plan->blocks[b];
@@ -182,15 +203,116 @@ bool td_planned_memory_of(td_context *td, td_planned_memory *to)
     const td_planned *plan = td->planned;
     if (!plan) return true;
     to->host += plan->host_arena_bytes;
-    size_t bytes = plan->task_count * sizeof(int64_t) + plan->block_count * sizeof(block_use) + plan->arg_count * sizeof(uint32_t) + 8;
-    int64_t *memory = td_alloc(td, bytes, "program");
-    if (!memory) return false;
-    memset(memory, 0, bytes);
-    census c = { .plan = plan, .alive = memory, .use = (block_use *)(memory + plan->task_count) };
-    c.arg_block = (uint32_t *)(c.use + plan->block_count);
-    for (uint32_t b = 0; b < plan->block_count; b++) c.use[b].maker = -1;
-    for (uint32_t i = 0; i < plan->arg_count; i++) c.arg_block[i] = TD_NONE;
+    census c;
+    if (!open_census(td, &c)) return false;
     count_step(&c, to);
-    td_free(td, memory, bytes, "program");
+    close_census(td, &c);
     return true;
+}
+
+/* ---- The largest values */
+
+static const char *kind_name(uint32_t is)
+{
+    static const td_planned_memory none;
+    td_planned_memory m = none;
+    const int64_t *kind = kind_of(&m, is);
+    if (kind == &m.workspace) return "workspace";
+    if (kind == &m.gradients) return "gradients";
+    if (kind == &m.communication) return "communication";
+    return kind == &m.activations ? "activations" : "transients";
+}
+
+/* A path with * for each part of it that is a number. */
+static void write_family(const char *path, char *to, size_t room)
+{
+    size_t at = 0;
+    for (const char *part = path; *part && at + 1 < room;) {
+        size_t length = strcspn(part, "."), digits = 0;
+        while (digits < length && isdigit((unsigned char)part[digits])) digits++;
+        bool number = length && digits == length;
+        for (size_t i = 0; i < (number ? 1 : length) && at + 1 < room; i++) to[at++] = number ? '*' : part[i];
+        part += length;
+        if (*part && at + 1 < room) to[at++] = *part++;
+    }
+    to[at] = 0;
+}
+
+/* What block `b` holds when call `at` runs: the last value written to it, the largest of a call; of a workspace itself. */
+static td_planned_value held_in(const td_context *td, const census *c, uint32_t b, int32_t at)
+{
+    const td_planned *plan = c->plan;
+    const td_block *block = &plan->blocks[b];
+    int32_t maker = block->first < 0 ? 0 : block->first;
+    td_planned_value v = { .kind = kind_name(c->use[b].is), .count = 1, .bytes = block->bytes, .dtype = TD_U8, .shape = TD_SHAPE(block->bytes) };
+    for (int32_t t = at; t >= maker; t--) {
+        const td_kernel *k = &plan->tasks[t].kernel;
+        const td_arg *largest = NULL;
+        for (int o = 0; o < k->outputs; o++)
+            if (c->arg_block[&k->out[o] - plan->args] == b &&
+                (!largest || td_shape_elements(k->out[o].shape) > td_shape_elements(largest->shape)))
+                largest = &k->out[o];
+        if (!largest) continue;
+        v.shape = largest->shape;
+        v.dtype = largest->dtype;
+        maker = t;
+        break;
+    }
+    v.op = plan->tasks[maker].kernel.op->name;
+    write_family(td_module_path(td, plan->program->nodes[plan->tasks[maker].node].module), v.module, sizeof v.module);
+    return v;
+}
+
+static bool alike(const td_planned_value *a, const td_planned_value *b)
+{
+    return a->dtype == b->dtype && a->op == b->op && a->kind == b->kind && td_shape_equal(a->shape, b->shape) && !strcmp(a->module, b->module);
+}
+
+static int larger_first(const void *a, const void *b)
+{
+    const td_planned_value *x = a, *y = b;
+    if (x->bytes != y->bytes) return x->bytes < y->bytes ? 1 : -1;
+    int order = strcmp(x->module, y->module);
+    return order ? order : strcmp(x->op, y->op);
+}
+
+/* What is alive at call `at`, alike values as one, into `all`; how many. */
+static int64_t gather_values(const td_context *td, const census *c, int32_t at, td_planned_value *all)
+{
+    int64_t count = 0;
+    for (uint32_t b = 0; b < c->plan->block_count; b++) {
+        const td_block *block = &c->plan->blocks[b];
+        if (!has_memory(block) || block->first > at || block->last < at) continue;
+        td_planned_value v = held_in(td, c, b, at);
+        int64_t i = 0;
+        while (i < count && !alike(&all[i], &v)) i++;
+        if (i == count) all[count++] = v;
+        else all[i].bytes += v.bytes, all[i].count++;
+    }
+    qsort(all, (size_t)count, sizeof *all, larger_first);
+    return count;
+}
+
+int64_t td_planned_largest(td_context *td, td_planned_value *to, int64_t room, td_planned_moment *when)
+{
+    const td_planned *plan = td->planned;
+    census c;
+    *when = (td_planned_moment){ .call = -1, .op = "" };
+    if (!plan || !plan->task_count) return 0;
+    size_t bytes = plan->block_count * sizeof(td_planned_value);
+    td_planned_value *all = td_alloc(td, bytes, "program");
+    int64_t count = 0;
+    if (all && open_census(td, &c)) {
+        int32_t at = busiest(&c);
+        const td_task *task = &plan->tasks[at];
+        when->call = at;
+        when->op = task->kernel.op->name;
+        snprintf(when->module, sizeof when->module, "%s", td_module_path(td, plan->program->nodes[task->node].module));
+        count = gather_values(td, &c, at, all);
+        if (count > room) count = room;
+        memcpy(to, all, (size_t)count * sizeof *to);
+        close_census(td, &c);
+    }
+    td_free(td, all, bytes, "program");
+    return count;
 }

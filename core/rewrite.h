@@ -512,6 +512,24 @@ typedef struct td_planned_memory {
 TD_API bool td_planned_memory_of(td_context *td, td_planned_memory *to);
 
 /* ---- Built-in operations that passes emit ----------------------------------------------------------------- */
+/* Values of the step that live at that moment, those alike as one: of the same operation, local shape, dtype and module, where modules
+ * that differ in numbers alone are one, written h.*.attn. */
+typedef struct td_planned_value {
+    const char *op;                           /* what made it; of a workspace, the call it is for */
+    char module[128];
+    td_shape shape;                           /* of each; of a workspace (bytes) u8 */
+    td_dtype dtype;
+    const char *kind;                         /* as td_planned_memory has them: "activations" */
+    int64_t count, bytes;                     /* of all together; shared memory counts once */
+} td_planned_value;
+typedef struct td_planned_moment {
+    int64_t call;                             /* by number; -1: nothing was planned */
+    const char *op;
+    char module[128];
+} td_planned_moment;
+/* The `room` largest of them, the largest first; how many it gave. 0 and an error without memory. */
+TD_API int64_t td_planned_largest(td_context *td, td_planned_value *to, int64_t room, td_planned_moment *when);
+
 
 /* Recorded: */
 extern TD_API const td_op td_op_input, td_op_scalar, td_op_parameter, td_op_assign, td_op_output, td_op_backward, td_op_gradient,

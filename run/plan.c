@@ -15,6 +15,7 @@ static bool add_step(run_loop *run, const run_machine *m, int64_t times, run_pla
     if (!calls || !td_planned_memory_of(run->td, &memory)) return false;
     if (r.step_bytes > to->report.step_bytes) {
         to->memory = memory;
+        to->largest_count = td_planned_largest(run->td, to->largest, RUN_LARGEST, &to->peak);
         to->report.step_bytes = r.step_bytes;
         to->report.live_bytes = r.live_bytes;
     }
@@ -103,6 +104,22 @@ static void say_sent(run_loop *run, const run_planned *p)
         if (p->calls[k])
             run_say(run, "            %s: %lld bytes in %lld", par_kind_name((par_kind)k), (long long)p->sent[k], (long long)p->calls[k]);
     if (p->across)
+static void say_largest(run_loop *run, const run_planned *p)
+{
+    if (!p->largest_count) return;
+    run_say(run, "  peak      at call %lld, %s%s%s; the largest of what is alive then:", (long long)p->peak.call, p->peak.op,
+            *p->peak.module ? " in " : "", p->peak.module);
+    for (int64_t i = 0; i < p->largest_count; i++) {
+        const td_planned_value *v = &p->largest[i];
+        char shape[200] = "";
+        size_t at = 0;
+        for (int d = 0; d < v->shape.rank; d++)
+            at += (size_t)snprintf(shape + at, sizeof shape - at, "%s%lld", d ? ", " : "", (long long)v->shape.dim[d]);
+        run_say(run, "  %12.1f MiB  %lld x %s (%s) of %s%s%s: %s", (double)v->bytes / (1 << 20), (long long)v->count, td_dtype_name(v->dtype),
+                shape, v->op, *v->module ? " in " : "", v->module, v->kind);
+    }
+}
+
         run_say(run, "            inside a host %lld, to other hosts %lld", (long long)(r->comm_bytes - p->across), (long long)p->across);
     if (r->copied_bytes)
         run_say(run, "  copies    %lld bytes between device and host in %lld", (long long)r->copied_bytes, (long long)p->calls[PAR_COPIES]);
@@ -146,6 +163,7 @@ static void put_memory(const td_planned_memory *m, td_json_writer *w)
     td_json_put_integer(w, "accumulators", m->accumulators);
     td_json_put_integer(w, "gradients", m->gradients);
     td_json_put_integer(w, "activations", m->activations);
+    say_largest(run, p);
     td_json_put_integer(w, "transients", m->transients);
     td_json_put_integer(w, "communication", m->communication);
     td_json_put_integer(w, "workspace", m->workspace);
@@ -171,6 +189,31 @@ static void put_sent(const run_planned *p, td_json_writer *w)
 }
 
 static void put_estimate(const run_machine *m, const run_planned *p, td_json_writer *w)
+static void put_largest(const run_planned *p, td_json_writer *w)
+{
+    td_json_open_object(w, "peak");
+    td_json_put_integer(w, "call", p->peak.call);
+    td_json_put_string(w, "op", p->peak.op);
+    td_json_put_string(w, "module", p->peak.module);
+    td_json_open_array(w, "largest");
+    for (int64_t i = 0; i < p->largest_count; i++) {
+        const td_planned_value *v = &p->largest[i];
+        td_json_open_object(w, NULL);
+        td_json_put_string(w, "op", v->op);
+        td_json_put_string(w, "module", v->module);
+        td_json_put_string(w, "kind", v->kind);
+        td_json_put_string(w, "dtype", td_dtype_name(v->dtype));
+        td_json_open_array(w, "shape");
+        for (int d = 0; d < v->shape.rank; d++) td_json_put_integer(w, NULL, v->shape.dim[d]);
+        td_json_close_array(w);
+        td_json_put_integer(w, "count", v->count);
+        td_json_put_integer(w, "bytes", v->bytes);
+        td_json_close_object(w);
+    }
+    td_json_close_array(w);
+    td_json_close_object(w);
+}
+
 {
     const run_estimate *e = &p->estimate;
     char text[400];
@@ -241,3 +284,4 @@ void run_plan(run_loop *run, const run_model *model, void *object)
     run_print_object(run, &w);
     td_json_end(&w);
 }
+    put_largest(p, w);

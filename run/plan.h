@@ -4,6 +4,8 @@
 
 #include "run/machine.h"
 
+enum { RUN_LARGEST = 8 };         /* values that are told of */
+
 typedef struct run_planned {
     char strategy[64];
     int ranks;
@@ -16,6 +18,9 @@ typedef struct run_planned {
     int64_t across;               /* of the bytes sent, those that leave the host: the mean over the ranks of a ring */
     run_estimate estimate;        /* zeros without a machine */
     bool fits;                    /* the machine's memory, where it is known */
+    td_planned_value largest[RUN_LARGEST]; /* of the peak's step */
+    int64_t largest_count;
+    td_planned_moment peak;
 } run_planned;
 
 /* Plans one update: its first micro-batch, one between and the last, as they would run. false after an error. */
