@@ -160,6 +160,7 @@ static void read_options(td_context *td)
     if (!o->threads) o->threads = (int)sysconf(_SC_NPROCESSORS_ONLN);
     td->device = &td_cpu;
     bool gpu = !strncmp(o->device, "cuda", 4) && (!o->device[4] || o->device[4] == ':');
+    if (!gpu) o->gpu = NULL;
     if (!o->workspace_bytes) o->workspace_bytes = gpu ? 1 << 30 : 256 << 20;
     if (!gpu && strcmp(o->device, "cpu"))
         td_fail(td, TD_ERROR_USAGE, "td_open: device '%s' is not known: \"cpu\", \"cuda\", or \"cuda:1\" for another GPU than the first", o->device);
@@ -178,10 +179,11 @@ static void read_options(td_context *td)
 static void open_gpu(td_context *td)
 {
 #ifdef TANDEM_CUDA
-    const td_device *device = td_cuda_open(td);
+    const td_device *device = td->options.gpu ? td_described_open(td) : td_cuda_open(td);
     if (device) td->device = device;
 #else
-    td_fail(td, TD_ERROR_UNSUPPORTED, "td_open: device '%s' cannot be had: this build has no CUDA; configure it with -DTANDEM_CUDA=ON", td->options.device);
+    td_fail(td, TD_ERROR_UNSUPPORTED, "td_open: device '%s' cannot be had: this build has no CUDA; configure it with -DTANDEM_CUDA=ON%s", td->options.device,
+            td->options.gpu ? ", which needs CUDA's toolkit but no GPU: what kernels need is their own code's to say" : "");
 #endif
 }
 
@@ -253,6 +255,8 @@ td_dtype td_float(const td_context *td) { return td->options.dtype == TD_F64 ? T
 int td_threads(const td_context *td) { return td->options.threads; }
 int64_t td_updates(const td_context *td) { return td->run.update; }
 td_report td_last_report(const td_context *td) { return td->report; }
+
+const td_gpu *td_gpu_of(const td_context *td) { return td->device && td->device->is_gpu ? &td->gpu : NULL; }
 
 int64_t td_device_bytes(const td_context *td, int64_t *most)
 {

@@ -118,10 +118,20 @@ typedef struct td_allocator {
 /* The C library's, with huge pages for what is large where the kernel gives them: for an allocator that only counts. */
 TD_API const td_allocator *td_allocator_default(void);
 
+/* A GPU as far as plans depend on it. */
+typedef struct td_gpu {
+    char name[64];             /* "NVIDIA H200" */
+    int major, minor;          /* compute capability: 9, 0 */
+    int multiprocessors;
+    int64_t l2_bytes;
+    int64_t page_bytes;        /* that memory is taken by; 0: by the byte */
+} td_gpu;
+
 typedef struct td_options {
     td_dtype dtype;            /* TD_F32 (default), TD_F64, or TD_BF16, TD_F16: f32 parameters, products in 16 bits. What
                                   trains in TD_F16 needs a scaler of losses (optim.h); on the CPU it is for comparing, not fast */
     const char *device;        /* "cpu" (default), "cuda", or "cuda:1" for another GPU than the first */
+    const td_gpu *gpu;         /* with "cuda": plan for this one, which need not be there, and run nothing; NULL: the machine's. Copied */
     uint64_t seed;             /* keys every initial value and random draw */
     int threads;               /* CPU threads of this context; 0: all cores */
     int64_t workspace_bytes;   /* cap on what a library call may use as scratch; 0: 256 MiB, on a GPU 1 GiB */
@@ -312,6 +322,8 @@ TD_API td_report td_last_report(const td_context *td);
 /* Bytes that the context holds of its GPU's memory, and at most held (most may be NULL): state, steps and their inputs. 0 on the CPU, where
  * memory is the allocator's. */
 TD_API int64_t td_device_bytes(const td_context *td, int64_t *most);
+/* The GPU that the context plans for, its own or options.gpu; NULL on the CPU. */
+TD_API const td_gpu *td_gpu_of(const td_context *td);
 
 /* ---- Profile -------------------------------------------------------------------------------------------- */
 

@@ -85,10 +85,9 @@ static bool find_kept(td_context *td, const td_matmul *m, int64_t workspace_byte
 static char *key_text(td_context *td, const char *product, uint32_t alignment, int64_t workspace_bytes)
 {
     const struct td_cublas *b = *td_cublas_of(td);
-    td_cuda_limits limits = td_cuda_limits_of(td);
     char text[512];
-    snprintf(text, sizeof text, "cublasLt %zu, %s, %d multiprocessors, at %u, workspace %lld: %s", b->GetVersion(), limits.name,
-             limits.multiprocessors, alignment, (long long)workspace_bytes, product);
+    snprintf(text, sizeof text, "cublasLt %zu, %s, %d multiprocessors, at %u, workspace %lld: %s", b->GetVersion(), td->gpu.name,
+             td->gpu.multiprocessors, alignment, (long long)workspace_bytes, product);
     return td_copy_text(td, text, "host");
 }
 
@@ -151,7 +150,7 @@ static bool ensure_events(td_context *td, struct td_cublas *b)
 /* Writes over what the cache holds; where there is no memory for it the cache stays warm. */
 static bool flush(td_context *td, struct td_cublas *b, cudaStream_t stream)
 {
-    int64_t bytes = td_cuda_limits_of(td).l2_bytes;
+    int64_t bytes = td->gpu.l2_bytes;
     if (!b->flush && cudaMalloc(&b->flush, (size_t)bytes) != cudaSuccess) {
         cudaGetLastError();
         b->flush = NULL;

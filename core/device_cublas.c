@@ -176,8 +176,13 @@ static td_onednn_product typed(const td_kernel *k, td_onednn_product p)
 
 bool td_cublas_prepare(td_context *td, const td_kernel *k, td_onednn_product p, td_preparation *out)
 {
+    int64_t cap = td->options.workspace_bytes < WORKSPACE_BYTES ? td->options.workspace_bytes : WORKSPACE_BYTES;
     p = typed(k, p);
     if (is_empty(&p)) return true;
+    if (td->options.gpu) { /* the most that any algorithm is given */
+        out->workspace_bytes = cap;
+        return true;
+    }
     struct td_cublas *library = library_of(td);
     product *g = library ? td_prepared_new(td, sizeof *g) : NULL;
     if (!g) return false;
@@ -185,7 +190,6 @@ bool td_cublas_prepare(td_context *td, const td_kernel *k, td_onednn_product p, 
     g->library = library;
     g->adds_bias = p.has_bias;
     out->prepared = g;
-    int64_t cap = td->options.workspace_bytes < WORKSPACE_BYTES ? td->options.workspace_bytes : WORKSPACE_BYTES;
     bool chosen = describe(g, &p) && choose(g, &p, 0, ALIGNED, cap);
     if (!chosen && td->error == TD_OK && g->adds_bias) { /* not every pair of dtypes is offered */
         undescribe(g);

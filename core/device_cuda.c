@@ -18,7 +18,6 @@ struct td_cuda {
     int device;
     cudaStream_t stream;
     td_exchange exchange;
-    td_cuda_limits limits;
     struct td_cublas *cublas;
     struct td_pools *pools;
 };
@@ -51,7 +50,6 @@ void td_cuda_launched(const td_kernel *k)
 
 struct td_cublas **td_cublas_of(td_context *td) { return &td->cuda->cublas; }
 struct td_pools **td_pools_of(td_context *td) { return &td->cuda->pools; }
-td_cuda_limits td_cuda_limits_of(const td_context *td) { return td->cuda->limits; }
 
 static bool is_current(td_context *td) { return td_cuda_ok(td, cudaSetDevice(td->cuda->device), "choosing the GPU"); }
 
@@ -290,9 +288,9 @@ static bool time_copies(td_context *td, void *to, const void *from, int64_t byte
 /* The fastest of a few copies from one half of a buffer to the other, each half eight times the cache. */
 static bool cuda_measure(td_context *td, td_machine *out)
 {
-    int64_t half = 8 * td->cuda->limits.l2_bytes;
+    int64_t half = 8 * td->gpu.l2_bytes;
     cudaEvent_t begin = NULL, end = NULL;
-    snprintf(out->name, sizeof out->name, "%s", td->cuda->limits.name);
+    snprintf(out->name, sizeof out->name, "%s", td->gpu.name);
     out->buffer_bytes = 2 * half;
     char *memory = cuda_get(td, 2 * half, "measuring");
     bool measured = memory && td_cuda_ok(td, cudaMemsetAsync(memory, 1, (size_t)(2 * half), td->cuda->stream), "clearing") &&
@@ -351,12 +349,12 @@ static bool find_device(td_context *td, int *device)
     return td->error == TD_OK;
 }
 
-static bool find_limits(td_context *td, td_cuda_limits *to)
+static bool find_limits(td_context *td, td_gpu *to)
 {
     struct cudaDeviceProp properties;
     if (!td_cuda_ok(td, cudaGetDeviceProperties(&properties, td->cuda->device), "asking the GPU")) return false;
-    *to = (td_cuda_limits){ .multiprocessors = properties.multiProcessorCount, .l2_bytes = properties.l2CacheSize, .major = properties.major,
-                            .minor = properties.minor };
+    *to = (td_gpu){ .multiprocessors = properties.multiProcessorCount, .l2_bytes = properties.l2CacheSize, .major = properties.major,
+                    .minor = properties.minor };
     snprintf(to->name, sizeof to->name, "%.63s", properties.name);
     return true;
 }
@@ -384,7 +382,7 @@ const td_device *td_cuda_open(td_context *td)
     *cuda = (struct td_cuda){ .device = device };
     td->cuda = cuda;
     if (is_current(td) && td_cuda_ok(td, cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking), "making a queue") &&
-        find_limits(td, &cuda->limits) && td_pools_open(td, device) && td_exchange_open(td, &cuda->exchange) && find_memory(td)) {
+        find_limits(td, &td->gpu) && td_pools_open(td, device) && td_exchange_open(td, &cuda->exchange) && find_memory(td)) {
         td->run.queue = cuda->stream;
         return &gpu;
     }

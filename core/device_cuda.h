@@ -39,15 +39,6 @@ struct td_cublas **td_cublas_of(td_context *td);          /* where the context k
 void td_cublas_rest(td_context *td);                      /* behind a plan's first run: gives back what choosing algorithms took */
 void td_cublas_close(td_context *td);
 
-/* Of the device the context is on. */
-typedef struct td_cuda_limits {
-    char name[64];                            /* "NVIDIA H200" */
-    int multiprocessors;
-    int64_t l2_bytes;
-    int major, minor;                         /* compute capability */
-} td_cuda_limits;
-td_cuda_limits td_cuda_limits_of(const td_context *td);
-
 /* Numbers of a launch over `count` elements, each thread taking `each` of them in turn. */
 static inline unsigned td_blocks_for(int64_t count, int threads, int each)
 {

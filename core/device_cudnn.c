@@ -66,8 +66,7 @@ static bool open_library(struct td_cudnn *c, char reason[TD_CUDNN_REASON])
 
 static bool open_handle(td_context *td, struct td_cudnn *c, char reason[TD_CUDNN_REASON])
 {
-    td_cuda_limits limits = td_cuda_limits_of(td);
-    snprintf(c->target, sizeof c->target, "cudnn %zu sm_%d%d", c->GetVersion(), limits.major, limits.minor);
+    snprintf(c->target, sizeof c->target, "cudnn %zu sm_%d%d", c->GetVersion(), td->gpu.major, td->gpu.minor);
     cudnnStatus_t status = c->Create(&c->handle);
     if (status == CUDNN_STATUS_SUCCESS) return true;
     c->handle = NULL;

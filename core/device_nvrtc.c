@@ -182,8 +182,7 @@ static bool make_kernel(td_context *td, const td_cache_key *key, const char *sou
 
 static bool find_or_make(td_context *td, const char *source, const char *name, nvrtc_kernel *to)
 {
-    td_cuda_limits limits = td_cuda_limits_of(td);
-    int architecture = 10 * limits.major + limits.minor;
+    int architecture = 10 * td->gpu.major + td->gpu.minor;
     td_text key = { .td = td };
     td_text_add(&key, "nvrtc %d.%d sm_%d", td->nvrtc->major, td->nvrtc->minor, architecture);
     for (int i = 0; i < OPTIONS; i++) td_text_add(&key, " %s", options[i]);

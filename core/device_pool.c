@@ -88,7 +88,7 @@ static bool reserve(td_context *td, struct td_pools *p)
     if (!td_cuda_ok(td, cudaMemGetInfo(&free, &total), "asking the GPU for its memory") ||
         !driver_ok(td, p, p->granularity(&page, &p->kind, CU_MEM_ALLOC_GRANULARITY_MINIMUM), "asking for the size of a page"))
         return false;
-    td->page_bytes = (int64_t)page;
+    td->page_bytes = td->gpu.page_bytes = (int64_t)page;
     p->reserved = (int64_t)((total + page - 1) / page * page);
     for (int i = 0; i < POOLS; i++)
         if (!driver_ok(td, p, p->reserve(&p->pools[i].base, (size_t)p->reserved, 0, 0, 0), "reserving addresses")) return false;

@@ -107,6 +107,7 @@ typedef struct td_device_counts {
     int64_t graphs, replays;                  /* made, and launched */
 } td_device_counts;
 const td_device *td_cuda_open(td_context *td);            /* the GPU that options.device names; NULL: cannot be had */
+const td_device *td_described_open(td_context *td);       /* options.gpu */
 
 /* TD_FOR_VALUE: for the recording's last output alone; stores and the other outputs are left out. */
 typedef enum td_purpose { TD_FOR_STEP, TD_FOR_VALUE } td_purpose;
@@ -115,7 +116,8 @@ struct td_context {
     td_options options;
     td_allocator allocator;
     const td_device *device;
-    struct td_cuda *cuda;                     /* NULL on the CPU */
+    td_gpu gpu;                               /* its device; where options.gpu is given it points here */
+    struct td_cuda *cuda;                     /* NULL on the CPU, and where there is only a description */
     td_device_counts device_counts;
     td_mode mode;
 

@@ -188,6 +188,7 @@ enum {
     TD_OP_INPLACE = 1 << 7,                   /* output i may use input inplace[i]'s memory: written only after the same element is read */
     TD_OP_VIRTUAL = 1 << 8,                   /* replaced by a pass before `plan` */
     TD_OP_COPY = 1 << 9,                      /* between the memories of device and host */
+    TD_OP_OF_RANKS = 1 << 10,                 /* place's own: planned for a GPU that is described though none has its kernel yet */
 };
 
 /* One operand of a kernel: this rank's part of the value. */
@@ -511,7 +512,6 @@ typedef struct td_planned_memory {
 } td_planned_memory;
 TD_API bool td_planned_memory_of(td_context *td, td_planned_memory *to);
 
-/* ---- Built-in operations that passes emit ----------------------------------------------------------------- */
 /* Values of the step that live at that moment, those alike as one: of the same operation, local shape, dtype and module, where modules
  * that differ in numbers alone are one, written h.*.attn. */
 typedef struct td_planned_value {
@@ -530,6 +530,7 @@ typedef struct td_planned_moment {
 /* The `room` largest of them, the largest first; how many it gave. 0 and an error without memory. */
 TD_API int64_t td_planned_largest(td_context *td, td_planned_value *to, int64_t room, td_planned_moment *when);
 
+/* ---- Built-in operations that passes emit ----------------------------------------------------------------- */
 
 /* Recorded: */
 extern TD_API const td_op td_op_input, td_op_scalar, td_op_parameter, td_op_assign, td_op_output, td_op_backward, td_op_gradient,

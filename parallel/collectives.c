@@ -88,7 +88,7 @@ static td_cost all_reduce_cost(const td_kernel *k)
 }
 
 const td_op par_op_all_reduce = {
-    .name = "all_reduce", .inputs = 1, .flags = TD_OP_COLLECTIVE | TD_OP_INPLACE, .attr_bytes = sizeof(par_collective_attr),
+    .name = "all_reduce", .inputs = 1, .flags = TD_OP_COLLECTIVE | TD_OP_OF_RANKS | TD_OP_INPLACE, .attr_bytes = sizeof(par_collective_attr),
     .cpu = all_reduce_cpu, .cost = all_reduce_cost, .print = print_axis,
 };
 
@@ -113,7 +113,7 @@ static td_cost reduce_scatter_cost(const td_kernel *k)
 }
 
 const td_op par_op_reduce_scatter = {
-    .name = "reduce_scatter", .inputs = 1, .flags = TD_OP_COLLECTIVE, .attr_bytes = sizeof(par_collective_attr),
+    .name = "reduce_scatter", .inputs = 1, .flags = TD_OP_COLLECTIVE | TD_OP_OF_RANKS, .attr_bytes = sizeof(par_collective_attr),
     .prepare = prepare_parts, .cpu = reduce_scatter_cpu, .cost = reduce_scatter_cost, .print = print_axis,
 };
 
@@ -136,7 +136,7 @@ static td_cost all_gather_cost(const td_kernel *k)
 }
 
 const td_op par_op_all_gather = {
-    .name = "all_gather", .inputs = 1, .flags = TD_OP_COLLECTIVE, .attr_bytes = sizeof(par_collective_attr),
+    .name = "all_gather", .inputs = 1, .flags = TD_OP_COLLECTIVE | TD_OP_OF_RANKS, .attr_bytes = sizeof(par_collective_attr),
     .prepare = prepare_parts, .cpu = all_gather_cpu, .cost = all_gather_cost, .print = print_axis,
 };
 
@@ -149,7 +149,8 @@ static void own_part_cpu(const td_kernel *k)
 }
 
 const td_op par_op_own_part = {
-    .name = "own_part", .inputs = 1, .attr_bytes = sizeof(par_collective_attr), .cpu = own_part_cpu, .print = print_axis,
+    .name = "own_part", .inputs = 1, .flags = TD_OP_OF_RANKS, .attr_bytes = sizeof(par_collective_attr), .cpu = own_part_cpu,
+    .print = print_axis,
 };
 
 /* ---- count_once */
@@ -163,8 +164,8 @@ static void count_once_cpu(const td_kernel *k)
 }
 
 const td_op par_op_count_once = {
-    .name = "count_once", .inputs = 1, .flags = TD_OP_INPLACE, .attr_bytes = sizeof(par_collective_attr), .cpu = count_once_cpu,
-    .print = print_axis,
+    .name = "count_once", .inputs = 1, .flags = TD_OP_OF_RANKS | TD_OP_INPLACE, .attr_bytes = sizeof(par_collective_attr),
+    .cpu = count_once_cpu, .print = print_axis,
 };
 
 /* ---- own_members */
@@ -198,4 +199,6 @@ static void own_members_cpu(const td_kernel *k)
 
 static td_cost own_members_cost(const td_kernel *k) { return (td_cost){ .bytes = 2 * (int64_t)bytes_of(&k->out[0]) }; }
 
-const td_op par_op_own_members = { .name = "own_members", .inputs = -1, .cpu = own_members_cpu, .cost = own_members_cost };
+const td_op par_op_own_members = {
+    .name = "own_members", .inputs = -1, .flags = TD_OP_OF_RANKS, .cpu = own_members_cpu, .cost = own_members_cost,
+};

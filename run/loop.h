@@ -69,6 +69,7 @@ struct run_loop {
     int status;
 
     td_context *td;
+    bool described;               /* it plans for a GPU that is described */
     run_memory memory;
     par_world *world;             /* NULL: one rank */
     int rank, ranks;

@@ -22,7 +22,12 @@
     .call_s = 2e-6, .overlaps = true
 /* Bytes a second to the host, and of the memory of a host with so many ranks. */
 #define HOST(link, memory, ranks) .host = { (link), 10e-6 }, .host_bytes_per_s = (memory) / (ranks)
+#define GPU(name_, major_, minor_, multiprocessors_, l2_mib)                                                                       \
+    .gpu = { .name = "NVIDIA " name_, .major = (major_), .minor = (minor_), .multiprocessors = (multiprocessors_),                 \
+             .l2_bytes = (int64_t)(l2_mib) << 20, .page_bytes = 2 << 20 }
+#define H200_GPU GPU("H200", 9, 0, 132, 60)
 #define H200                                                                                                                       \
+    H200_GPU,                                                                                                                      \
     .peak = { .flops = { [TD_F32] = 67e12, [TD_F64] = 67e12, [TD_BF16] = 790e12, [TD_F16] = 790e12 }, .bytes = 4.3e12 },           \
     .memory_bytes = 141000000000, .efficiency = 0.75
 static const run_machine machines[] = {
@@ -32,10 +37,10 @@ static const run_machine machines[] = {
       .source = "4 H200 a host: measured products, memory and links, one 400 Gb/s adapter each" },
     { .name = "h200x2", H200, .host_ranks = 2, HOPS(212e9, 50e9), HOST(55e9, 614e9, 2),
       .source = "2 H200 a host: measured products, memory and links, one 400 Gb/s adapter each" },
-    { .name = "h100x8", .host_ranks = 8, HOPS(450e9, 50e9), HOST(55e9, 614e9, 8), .memory_bytes = 80000000000, .efficiency = 0.6,
+    { .name = "h100x8", GPU("H100 80GB HBM3", 9, 0, 132, 50), .host_ranks = 8, HOPS(450e9, 50e9), HOST(55e9, 614e9, 8), .memory_bytes = 80000000000, .efficiency = 0.6,
       .peak = { .flops = { [TD_F32] = 67e12, [TD_F64] = 67e12, [TD_BF16] = 989e12, [TD_F16] = 989e12 }, .bytes = 3.35e12 },
       .source = "8 H100 SXM 80 GB a host: data sheet, one 400 Gb/s adapter each" },
-    { .name = "a100x8", .host_ranks = 8, HOPS(300e9, 25e9), HOST(27e9, 410e9, 8), .memory_bytes = 80000000000, .efficiency = 0.6,
+    { .name = "a100x8", GPU("A100-SXM4-80GB", 8, 0, 108, 40), .host_ranks = 8, HOPS(300e9, 25e9), HOST(27e9, 410e9, 8), .memory_bytes = 80000000000, .efficiency = 0.6,
       .peak = { .flops = { [TD_F32] = 19.5e12, [TD_F64] = 19.5e12, [TD_BF16] = 312e12, [TD_F16] = 312e12 }, .bytes = 2.039e12 },
       .source = "8 A100 SXM 80 GB a host: data sheet, one 200 Gb/s adapter each" },
 };
@@ -126,6 +131,25 @@ static bool read_flag(run_loop *run, const char *path, const td_json *root, cons
     return true;
 }
 
+/* What is not said is as on an H200. */
+static bool read_gpu(run_loop *run, const char *path, const td_json *root, td_gpu *to)
+{
+    const td_json *object;
+    const run_machine like = { H200_GPU };
+    double capability = 9, count = 132, l2 = (double)like.gpu.l2_bytes, page = (double)like.gpu.page_bytes;
+    const member table[] = { { "compute_capability", &capability, 1, false, false }, { "multiprocessors", &count, 1, false, false },
+                             { "l2_bytes", &l2, 1, false, false }, { "page_bytes", &page, 1, false, false } };
+    if (!read_object(run, path, root, "gpu", false, &object) || !object) return !run_failed(run);
+    if (!read_numbers(run, path, object, table, 4, " name ")) return false;
+    const char *name = td_json_get_string(object, "name");
+    if (!name || !*name) return refuse(run, path, "name", "is missing from \"gpu\": what the GPU calls itself, as NVIDIA H200");
+    if (capability > 99 || count > 65536 || l2 > 1e12 || page > 1e12 || page < 1) return refuse(run, path, "gpu", "says more than a GPU can have");
+    *to = (td_gpu){ .major = (int)(capability + 0.01), .minor = (int)lround(10 * (capability - floor(capability + 0.01))),
+                    .multiprocessors = (int)count, .l2_bytes = (int64_t)l2, .page_bytes = (int64_t)page };
+    snprintf(to->name, sizeof to->name, "%.63s", name);
+    return true;
+}
+
 static bool read_machine(run_loop *run, const char *path, const td_json *root, run_machine *to)
 {
     double memory = 0, ranks = 1;
@@ -135,7 +159,7 @@ static bool read_machine(run_loop *run, const char *path, const td_json *root, r
         { "collective_us", &to->collective_s, 1e-6, false, true }, { "host_ranks", &ranks, 1, true, false },
     };
     if (root->kind != TD_JSON_OBJECT) return refuse(run, path, "{", "must be what the file begins with");
-    if (!read_numbers(run, path, root, table, sizeof table / sizeof *table, " name source flops inside across host overlap ")) return false;
+    if (!read_numbers(run, path, root, table, sizeof table / sizeof *table, " name source flops inside across host overlap gpu ")) return false;
     if (ranks != floor(ranks) || ranks > 65536) return refuse(run, path, "host_ranks", "must be a whole number of at most 65536");
     if (to->efficiency > 1) return refuse(run, path, "efficiency", "must be at most 1");
     if (memory > 9e18) return refuse(run, path, "memory_bytes", "is more than there can be");
@@ -143,7 +167,9 @@ static bool read_machine(run_loop *run, const char *path, const td_json *root, r
     to->host_ranks = (int)ranks;
     if (!read_flops(run, path, root, to->peak.flops) || !read_link(run, path, root, "inside", true, &to->inside)) return false;
     to->across = to->inside;
-    if (!read_link(run, path, root, "across", false, &to->across) || !read_host(run, path, root, to) || !read_flag(run, path, root, "overlap", &to->overlaps)) return false;
+    if (!read_link(run, path, root, "across", false, &to->across) || !read_host(run, path, root, to) ||
+        !read_flag(run, path, root, "overlap", &to->overlaps) || !read_gpu(run, path, root, &to->gpu))
+        return false;
     const char *name = td_json_get_string(root, "name"), *source = td_json_get_string(root, "source");
     snprintf(to->name, sizeof to->name, "%s", name ? name : strrchr(path, '/') ? strrchr(path, '/') + 1 : path);
     snprintf(to->source, sizeof to->source, "%s", source ? source : path);
@@ -191,24 +217,41 @@ static bool measured(run_loop *run, run_machine *to)
 
 /* ---- Which */
 
+static bool is_this(const char *name) { return name && !strcmp(name, "cpu"); }
+
+/* One that is described. */
+static bool find_machine(run_loop *run, const char *name, run_machine *to)
+{
+    char names[256];
+    for (int i = 0; i < MACHINES; i++) {
+        if (strcmp(machines[i].name, name)) continue;
+        *to = machines[i];
+        return true;
+    }
+    if (strchr(name, '/') || strchr(name, '.') || access(name, R_OK) == 0) return machine_from_file(run, name, to);
+    run_machine_names(names, sizeof names);
+    run_fail_usage(run, "--machine '%.80s' is not known: it is one of %s, or a JSON file that describes one", name, names);
+    return false;
+}
+
+bool run_machine_gpu(run_loop *run, td_gpu *to, bool *said)
+{
+    const char *name = run_flags_text(&run->flags, "machine");
+    run_machine m = { H200_GPU };
+    *to = m.gpu;
+    *said = false;
+    if (!name || is_this(name)) return true;
+    if (!find_machine(run, name, &m)) return false;
+    *said = *m.gpu.name != 0;
+    if (*said) *to = m.gpu;
+    return true;
+}
+
 bool run_machine_of(run_loop *run, run_machine *to)
 {
     const char *name = run_flags_text(&run->flags, "machine");
-    char names[256];
     *to = (run_machine){ .host_ranks = run->ranks };
-    int known = MACHINES - 1;
-    while (name && known >= 0 && strcmp(machines[known].name, name)) known--;
-    if (name && known >= 0) {
-        *to = machines[known];
-    } else if (name && !strcmp(name, "cpu")) {
-        if (!measured(run, to)) return false;
-    } else if (name && (strchr(name, '/') || strchr(name, '.') || access(name, R_OK) == 0)) {
-        if (!machine_from_file(run, name, to)) return false;
-    } else if (name) {
-        run_machine_names(names, sizeof names);
-        run_fail_usage(run, "--machine '%.80s' is not known: it is one of %s, or a JSON file that describes one", name, names);
-        return false;
-    }
+    if (name && !(is_this(name) ? measured(run, to) : find_machine(run, name, to))) return false;
     int64_t host_ranks = run_flags_whole(&run->flags, "host-ranks");
     if (host_ranks) to->host_bytes_per_s *= (double)to->host_ranks / (double)host_ranks;
     if (host_ranks) to->host_ranks = (int)host_ranks;

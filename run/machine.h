@@ -24,6 +24,7 @@ typedef struct run_machine {
     run_link host;                /* between a rank's device and its host; 0: not known, so that nothing can be offloaded */
     double host_bytes_per_s;      /* a rank's part of its host's memory bandwidth: what is computed there takes it */
     bool overlaps;                /* collectives run beside computation */
+    td_gpu gpu;                   /* a rank's device; name "": not said */
 } run_machine;
 
 /* "h200x8, ..., cpu": what --machine takes besides a file. */
@@ -31,6 +32,10 @@ void run_machine_names(char *to, size_t room);
 /* The machine of --machine ("" without), for run->ranks ranks; --host-ranks overrides. false after an error: a name that is not known,
  * a file that cannot be read or is wrong, which is told with the line or the member. */
 bool run_machine_of(run_loop *run, run_machine *to);
+
+/* The GPU that a plan for --device cuda is for: --machine's, or an H200 where that says none (*said is false). run->td is a context that
+ * reads the file. false after an error. */
+bool run_machine_gpu(run_loop *run, td_gpu *to, bool *said);
 
 /* Seconds a task takes at best: the larger of FLOPs / peak and bytes / bandwidth. */
 double run_floor_s(const td_machine *m, const td_profile_task *task);

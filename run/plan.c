@@ -74,6 +74,14 @@ bool run_plan_update(run_loop *run, const run_model *model, void *object, const 
 
 /* ---- Text */
 
+void run_plan_assumptions(const run_loop *run, char *to, size_t room)
+{
+    const td_gpu *gpu = td_gpu_of(run->td);
+    snprintf(to, room, "%s, described and not asked: each matrix product has as much workspace as cuBLASLt is ever given, attention what "
+             "cuDNN's graphs take; a GPU may take less%s", gpu ? gpu->name : "no GPU",
+             run->ranks > 1 ? "; collectives have no memory beside their operands" : "");
+}
+
 static void say_memory(run_loop *run, const run_planned *p)
 {
     const td_planned_memory *m = &p->memory;
@@ -96,14 +104,6 @@ static void say_memory(run_loop *run, const run_planned *p)
     run_say(run, "            and %.1f of the host while a checkpoint is written", mib * (double)p->checkpoint_bytes);
 }
 
-static void say_sent(run_loop *run, const run_planned *p)
-{
-    const td_report *r = &p->report;
-    run_say(run, "  sends     %lld bytes in %lld collectives", (long long)r->comm_bytes, (long long)r->comm_calls);
-    for (int k = PAR_COMPUTES + 1; k < PAR_COPIES; k++)
-        if (p->calls[k])
-            run_say(run, "            %s: %lld bytes in %lld", par_kind_name((par_kind)k), (long long)p->sent[k], (long long)p->calls[k]);
-    if (p->across)
 static void say_largest(run_loop *run, const run_planned *p)
 {
     if (!p->largest_count) return;
@@ -120,6 +120,14 @@ static void say_largest(run_loop *run, const run_planned *p)
     }
 }
 
+static void say_sent(run_loop *run, const run_planned *p)
+{
+    const td_report *r = &p->report;
+    run_say(run, "  sends     %lld bytes in %lld collectives", (long long)r->comm_bytes, (long long)r->comm_calls);
+    for (int k = PAR_COMPUTES + 1; k < PAR_COPIES; k++)
+        if (p->calls[k])
+            run_say(run, "            %s: %lld bytes in %lld", par_kind_name((par_kind)k), (long long)p->sent[k], (long long)p->calls[k]);
+    if (p->across)
         run_say(run, "            inside a host %lld, to other hosts %lld", (long long)(r->comm_bytes - p->across), (long long)p->across);
     if (r->copied_bytes)
         run_say(run, "  copies    %lld bytes between device and host in %lld", (long long)r->copied_bytes, (long long)p->calls[PAR_COPIES]);
@@ -140,12 +148,22 @@ static void say_estimate(run_loop *run, const run_machine *m, const run_planned 
     run_say(run, "  assumes   %s", text);
 }
 
+static void say_gpu(run_loop *run)
+{
+    char text[400];
+    if (!run->described) return;
+    run_plan_assumptions(run, text, sizeof text);
+    run_say(run, "  for       %s", text);
+}
+
 static void say_plan(run_loop *run, const run_machine *m, const run_planned *p)
 {
     run_say(run, "%s, %s, %s on %d rank%s, batch %lld (%lld rows a rank): one rank", run->name,
             run_flags_text(&run->flags, "dtype"), p->strategy, p->ranks, p->ranks == 1 ? "" : "s", (long long)p->batch,
             (long long)p->batch / par_batch_parts(p->strategy, p->ranks));
+    say_gpu(run);
     say_memory(run, p);
+    say_largest(run, p);
     run_say(run, "  computes  %.3f GFLOP, moves %.1f MiB, in %lld calls of %lld recorded operations", 1e-9 * (double)p->report.flops,
             (double)p->report.bytes_moved / (1 << 20), (long long)p->report.calls, (long long)p->report.nodes);
     say_sent(run, p);
@@ -163,7 +181,6 @@ static void put_memory(const td_planned_memory *m, td_json_writer *w)
     td_json_put_integer(w, "accumulators", m->accumulators);
     td_json_put_integer(w, "gradients", m->gradients);
     td_json_put_integer(w, "activations", m->activations);
-    say_largest(run, p);
     td_json_put_integer(w, "transients", m->transients);
     td_json_put_integer(w, "communication", m->communication);
     td_json_put_integer(w, "workspace", m->workspace);
@@ -172,23 +189,6 @@ static void put_memory(const td_planned_memory *m, td_json_writer *w)
     td_json_close_object(w);
 }
 
-static void put_sent(const run_planned *p, td_json_writer *w)
-{
-    td_json_open_object(w, "collectives");
-    for (int k = PAR_COMPUTES + 1; k < PAR_COPIES; k++) {
-        td_json_open_object(w, par_kind_name((par_kind)k));
-        td_json_put_integer(w, "calls", p->calls[k]);
-        td_json_put_integer(w, "bytes", p->sent[k]);
-        td_json_close_object(w);
-    }
-    td_json_close_object(w);
-    td_json_put_integer(w, "inside_host_bytes", p->report.comm_bytes - p->across);
-    td_json_put_integer(w, "across_hosts_bytes", p->across);
-    td_json_put_integer(w, "host_link_bytes", p->report.copied_bytes);
-    td_json_put_integer(w, "host_link_copies", p->calls[PAR_COPIES]);
-}
-
-static void put_estimate(const run_machine *m, const run_planned *p, td_json_writer *w)
 static void put_largest(const run_planned *p, td_json_writer *w)
 {
     td_json_open_object(w, "peak");
@@ -214,6 +214,36 @@ static void put_largest(const run_planned *p, td_json_writer *w)
     td_json_close_object(w);
 }
 
+static void put_gpu(const run_loop *run, td_json_writer *w)
+{
+    char text[400];
+    const td_gpu *gpu = td_gpu_of(run->td);
+    if (!gpu) return;
+    run_plan_assumptions(run, text, sizeof text);
+    td_json_open_object(w, "gpu");
+    td_json_put_string(w, "name", gpu->name);
+    td_json_put_boolean(w, "described", run->described);
+    td_json_put_string(w, "assumes", run->described ? text : NULL);
+    td_json_close_object(w);
+}
+
+static void put_sent(const run_planned *p, td_json_writer *w)
+{
+    td_json_open_object(w, "collectives");
+    for (int k = PAR_COMPUTES + 1; k < PAR_COPIES; k++) {
+        td_json_open_object(w, par_kind_name((par_kind)k));
+        td_json_put_integer(w, "calls", p->calls[k]);
+        td_json_put_integer(w, "bytes", p->sent[k]);
+        td_json_close_object(w);
+    }
+    td_json_close_object(w);
+    td_json_put_integer(w, "inside_host_bytes", p->report.comm_bytes - p->across);
+    td_json_put_integer(w, "across_hosts_bytes", p->across);
+    td_json_put_integer(w, "host_link_bytes", p->report.copied_bytes);
+    td_json_put_integer(w, "host_link_copies", p->calls[PAR_COPIES]);
+}
+
+static void put_estimate(const run_machine *m, const run_planned *p, td_json_writer *w)
 {
     const run_estimate *e = &p->estimate;
     char text[400];
@@ -246,6 +276,7 @@ void run_plan_put(const run_loop *run, const run_machine *m, const run_planned *
     td_json_put_string(w, "strategy", p->strategy);
     td_json_put_integer(w, "world", p->ranks);
     td_json_put_string(w, "device", run_flags_text(&run->flags, "device"));
+    put_gpu(run, w);
     td_json_put_string(w, "dtype", run_flags_text(&run->flags, "dtype"));
     td_json_put_integer(w, "batch", p->batch);
     td_json_put_integer(w, "accumulate", p->accumulate);
@@ -256,6 +287,7 @@ void run_plan_put(const run_loop *run, const run_machine *m, const run_planned *
     td_json_put_integer(w, "live_bytes", r->live_bytes);
     td_json_put_integer(w, "host_bytes", r->host_bytes);
     put_memory(&p->memory, w);
+    put_largest(p, w);
     td_json_put_integer(w, "checkpoint_bytes", p->checkpoint_bytes);
     td_json_put_integer(w, "flops", r->flops);
     td_json_put_integer(w, "bytes_moved", r->bytes_moved);
@@ -284,4 +316,3 @@ void run_plan(run_loop *run, const run_model *model, void *object)
     run_print_object(run, &w);
     td_json_end(&w);
 }
-    put_largest(p, w);

@@ -25,6 +25,8 @@ typedef struct run_planned {
 
 /* Plans one update: its first micro-batch, one between and the last, as they would run. false after an error. */
 bool run_plan_update(run_loop *run, const run_model *model, void *object, const run_machine *m, run_planned *to);
+/* What the plan takes for granted of a GPU that is described, on one line. */
+void run_plan_assumptions(const run_loop *run, char *to, size_t room);
 /* Members of the open object. */
 void run_plan_put(const run_loop *run, const run_machine *m, const run_planned *p, td_json_writer *w);
 

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "run/loop.h"
+#include "run/machine.h"
 #include "run/plan.h"
 
 static void *counted_get(void *user, size_t bytes, const char *kind)
@@ -72,10 +73,29 @@ static int thread_share(const run_loop *run)
 static const char *missing(const run_loop *run, td_dtype *dtype)
 {
     const char *name = run_flags_text(&run->flags, "dtype");
-    if (strcmp(run_flags_text(&run->flags, "device"), "cpu") && run->ranks > 1)
+    if (strcmp(run_flags_text(&run->flags, "device"), "cpu") && run->ranks > 1 && run->flags.command != RUN_PLAN)
         return "--device cuda runs on one GPU: leave out --ranks, or --device to run on the CPU";
     if (!td_dtype_named(name, dtype)) return "--dtype fp8 cannot be had: use f32, bf16 or f16, or f64 on the CPU";
     return NULL;
+}
+
+/* The machine's GPU, where there is one and it is the one that --machine says, if it does. Else it is planned for by its description, and so
+ * are several ranks: what they send one another is not asked of one GPU. */
+static void open_for_gpu(run_loop *run, td_options *options)
+{
+    bool said = false;
+    td_gpu gpu;
+    run->td = td_open(&(td_options){ .threads = 1, .log = log_message, .log_user = run });
+    if (!run_machine_gpu(run, &gpu, &said)) return;
+    td_close(run->td);
+    run->td = run->ranks > 1 ? NULL : td_open(options);
+    td_code code = run->td ? td_error(run->td) : TD_ERROR_DEVICE;
+    bool another = code == TD_OK && said && strcmp(td_gpu_of(run->td)->name, gpu.name);
+    run->described = another || code == TD_ERROR_DEVICE || code == TD_ERROR_UNSUPPORTED;
+    if (!run->described) return;
+    td_close(run->td);
+    options->gpu = &gpu;
+    run->td = td_open(options);
 }
 
 static void open_context(run_loop *run)
@@ -83,7 +103,7 @@ static void open_context(run_loop *run)
     td_dtype dtype = TD_F32;
     const char *lacks = missing(run, &dtype);
     td_allocator allocator = { .user = &run->memory, .get = counted_get, .put = counted_put };
-    run->td = td_open(&(td_options){
+    td_options options = {
         .device = lacks ? NULL : run_flags_text(&run->flags, "device"),
         .dtype = lacks ? TD_F32 : dtype,
         .seed = (uint64_t)run_flags_whole(&run->flags, "seed"),
@@ -92,7 +112,10 @@ static void open_context(run_loop *run)
         .log = log_message,
         .log_user = run,
         .allocator = &allocator,
-    });
+    };
+    bool plans = run->flags.command == RUN_PLAN && options.device && !strncmp(options.device, "cuda", 4);
+    if (plans) open_for_gpu(run, &options);
+    else run->td = td_open(&options);
     if (lacks) td_fail(run->td, TD_ERROR_UNSUPPORTED, "%s", lacks);
 }
 

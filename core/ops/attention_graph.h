@@ -22,6 +22,8 @@ td_attention_form td_attention_form_of(const td_kernel *k);
 const td_cudnn_plan *td_attention_plan(td_context *td, const td_attention_form *form);
 /* What a call needs beside the operands: the plan's own workspace and what the graph keeps in it. */
 int64_t td_attention_plan_bytes(const td_attention_form *form, const td_cudnn_plan *plan);
+/* The same of a plan that cuDNN is taken to have: 256 bytes for itself, and where heads share keys a copy of every head's dk and dv. */
+int64_t td_attention_foretold_bytes(const td_attention_form *form);
 /* Runs the plan for a call. */
 void td_attention_plan_run(const td_kernel *k, const td_cudnn_plan *plan);
 

@@ -16,11 +16,17 @@ typedef struct attention_way {
 
 static bool is_gradient(const td_kernel *k) { return k->op == &td_op_attention_gradient; }
 
+/* Whether cuDNN may compute it, if it has a plan. */
+static bool may_be_graph(const td_context *td, const td_kernel *k)
+{
+    bool repeatable = !is_gradient(k) || !td->options.deterministic;
+    return repeatable && td_attention_graph_serves(k);
+}
+
 /* NULL: there is none, or it may not be used. */
 static const td_cudnn_plan *plan_for(td_context *td, const td_kernel *k, int64_t *bytes)
 {
-    bool repeatable = !is_gradient(k) || !td->options.deterministic;
-    if (!repeatable || !td_attention_graph_serves(k) || !td_cudnn_load(td)) return NULL;
+    if (!may_be_graph(td, k) || !td_cudnn_load(td)) return NULL;
     td_attention_form form = td_attention_form_of(k);
     const td_cudnn_plan *plan = td_attention_plan(td, &form);
     if (!plan || !plan->plan) return NULL;
@@ -31,6 +37,8 @@ static const td_cudnn_plan *plan_for(td_context *td, const td_kernel *k, int64_t
                k->op->name, (long long)*bytes, (long long)td->options.workspace_bytes);
     return NULL;
 }
+
+static const char *graph_way(const td_kernel *k) { return is_gradient(k) ? "attention_gradient by cuDNN" : "attention by cuDNN"; }
 
 /* The kernels that are not cuDNN's. */
 static bool choose_own(td_context *td, const td_kernel *k, attention_way *way, td_preparation *out)
@@ -46,12 +54,26 @@ static bool choose_own(td_context *td, const td_kernel *k, attention_way *way, t
     return td_attention_general_prepare(td, k, out);
 }
 
+/* For a GPU that is described: it is taken to have cuDNN. */
+static bool foretell(td_context *td, const td_kernel *k, td_preparation *out)
+{
+    attention_way own;
+    if (may_be_graph(td, k)) {
+        td_attention_form form = td_attention_form_of(k);
+        out->workspace_bytes = td_attention_foretold_bytes(&form);
+        out->way = graph_way(k);
+        if (out->workspace_bytes <= td->options.workspace_bytes) return true;
+    }
+    return choose_own(td, k, &own, out);
+}
+
 bool td_attention_cuda_prepare(td_context *td, const td_kernel *k, td_preparation *out)
 {
+    if (td->options.gpu) return foretell(td, k, out);
     attention_way *way = td_prepared_new(td, sizeof *way);
     if (!way) return false;
     way->plan = plan_for(td, k, &out->workspace_bytes);
-    if (way->plan) out->way = is_gradient(k) ? "attention_gradient by cuDNN" : "attention by cuDNN";
+    if (way->plan) out->way = graph_way(k);
     if (td->error == TD_OK && (way->plan || choose_own(td, k, way, out))) {
         out->prepared = way;
         return true;

@@ -269,6 +269,15 @@ static parts parts_of(const td_attention_form *form, const td_cudnn_plan *plan)
 
 int64_t td_attention_plan_bytes(const td_attention_form *form, const td_cudnn_plan *plan) { return parts_of(form, plan).bytes; }
 
+int64_t td_attention_foretold_bytes(const td_attention_form *form)
+{
+    const td_attention_layout *at = &form->at;
+    td_cudnn_plan plan = { .workspace_bytes = 256 };
+    if (form->backward && at->heads != at->shared)
+        plan.workspace_bytes += at->batch * at->heads * at->keys * (at->depth + at->values) * td_dtype_size(form->dtype);
+    return parts_of(form, &plan).bytes;
+}
+
 static void *head_zero(const td_arg *x, const td_heads *heads) { return td_arg_at(x, heads->at); }
 
 void td_attention_plan_run(const td_kernel *k, const td_cudnn_plan *plan)

@@ -386,7 +386,7 @@ bool td_fused_cuda_prepare(td_context *td, const td_kernel *k, td_preparation *o
     if (!plan) return false;
     plan->chain = td_chain_of(k);
     plan->width = td_chain_width(&plan->chain);
-    if (wants_kernel(td, plan) && !(plan->kernel = kernel_of(td, plan))) {
+    if (!td->options.gpu && wants_kernel(td, plan) && !(plan->kernel = kernel_of(td, plan))) {
         td_prepared_free(plan);
         return false;
     }
@@ -419,7 +419,7 @@ void td_fused_cuda(const td_kernel *k)
     words += td_chain_draws_of(&plan->chain, argument + words);
     memcpy(argument + words, plan->numbers.at, (size_t)plan->numbers.count * sizeof *plan->numbers.at);
     enum { BLOCKS_EACH = 64 }; /* of a multiprocessor, which holds 16 at most: the last ones to run are a small part */
-    int64_t most = (int64_t)td_cuda_limits_of(k->run->td).multiprocessors * BLOCKS_EACH;
+    int64_t most = (int64_t)k->run->td->gpu.multiprocessors * BLOCKS_EACH;
     unsigned blocks = (unsigned)td_smaller(td_blocks_for(plan->numbers.at[0], TD_CHAIN_THREADS, 1), most);
     cudaError_t status = cudaLaunchKernel((const void *)plan->kernel, (dim3){ blocks, 1, 1 }, (dim3){ TD_CHAIN_THREADS, 1, 1 },
                                           (void *[]){ argument }, 0, td_stream(k));

@@ -82,7 +82,7 @@ static room room_of(const td_kernel *k, void *workspace)
 {
     room r = { .count = td_arg_elements(&k->in[0]), .columns = td_arg_last(&k->out[0]) };
     r.bits = td_key_bits(k->out[0].shape.dim[0]);
-    r.sort_bytes = td_sort_bytes(r.count, r.bits);
+    r.sort_bytes = td_sort_bytes(k, r.count, r.bits);
     for (int i = 0; i < 2; i++) {
         r.key[i] = (uint32_t *)td_take(workspace, &r.bytes, r.count * (int64_t)sizeof(uint32_t));
         r.row[i] = (uint32_t *)td_take(workspace, &r.bytes, r.count * (int64_t)sizeof(uint32_t));

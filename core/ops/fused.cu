@@ -99,7 +99,7 @@ extern "C" void td_chain_interpret(const td_kernel *k, const td_chain *c)
     for (int i = 0; i < k->inputs; i++) run.in[i] = k->in[i].data;
     for (int o = 0; o < k->outputs; o++) run.out[o] = k->out[o].data;
     if (!c->elements) return;
-    int64_t most = td_cuda_limits_of(k->run->td).multiprocessors * (int64_t)16;
+    int64_t most = k->run->td->gpu.multiprocessors * (int64_t)16;
     unsigned blocks = (unsigned)td_smaller(td_blocks_for(c->elements, THREADS, 1), most);
     size_t shared = (size_t)c->header.registers * THREADS * (c->wide ? sizeof(double) : sizeof(float));
     if (c->wide)

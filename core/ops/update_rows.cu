@@ -81,8 +81,9 @@ static room room_of(const td_kernel *k, void *workspace)
     room r = { .count = td_arg_elements(&k->out[0]), .columns = td_arg_last(&k->out[1]) };
     r.table_rows = table_rows < 0x80000000 ? (uint32_t)table_rows : 0x80000000;
     r.bits = td_key_bits(r.table_rows);
-    r.library_bytes = td_sort_bytes(r.count, r.bits);
-    if (r.library_bytes < scan_bytes(r.count)) r.library_bytes = scan_bytes(r.count);
+    r.library_bytes = td_sort_bytes(k, r.count, r.bits);
+    bool asks = !k->run->td->options.gpu; /* of a described one the sort takes more */
+    if (asks && r.library_bytes < scan_bytes(r.count)) r.library_bytes = scan_bytes(r.count);
     for (int i = 0; i < 2; i++) {
         r.key[i] = (uint32_t *)td_take(workspace, &r.bytes, r.count * (int64_t)sizeof(uint32_t));
         r.place[i] = (uint32_t *)td_take(workspace, &r.bytes, r.count * (int64_t)sizeof(uint32_t));
