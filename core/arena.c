@@ -1,7 +1,7 @@
 /* The arena: where the blocks of a plan lie, so that those alive together do not overlap and the top is low.
  *
  * Fitting blocks into the lowest gap is good in some order of the blocks; a few orders are tried, and mended where the
- * result is more than 1 % above the largest sum of live bytes, which nothing can be below. The search is the same on every
+ * result is more than 0.25 % above the largest sum of live bytes, which nothing can be below. The search is the same on every
  * rank and machine: it counts its work, not time.
  */
 #include "core/internal.h"
@@ -104,7 +104,7 @@ static void move_highest_first(placed *blocks, uint32_t count)
 /* Fitting work that tries may take, counted in pairs of blocks: milliseconds. */
 enum { FIT_WORK = 4 << 20, MOST_TRIES = 2000 };
 
-static bool fits_well(const arena *a) { return (a->bytes - a->live_bytes) * 100 <= a->live_bytes; }
+static bool fits_well(const arena *a) { return (a->bytes - a->live_bytes) * 400 <= a->live_bytes; }
 
 /* Two orders, each mended for a while; then pairs of the last order exchanged at random as long as that does no harm. */
 static void search_order(arena *a, placed *blocks, uint32_t count, const placed **sorted)
