@@ -126,11 +126,14 @@ static td_id without_product(const simplification *s, const td_node *n)
     return TD_NONE;
 }
 
-/* cast f32 (product of 16 bits -> 16 bits): the product again, with an f32 result. */
+/* cast f32 (product of 16 bits -> 16 bits), also of another shape: the product again, with an f32 result. */
 static td_id widened_product(simplification *s, const td_node *n)
 {
     if (n->op != &td_op_cast || s->in->values[n->output].dtype != TD_F32) return TD_NONE;
     td_id before = s->in->inputs[n->input];
+    td_node shaped = *td_producer(s->in, before);
+    bool reshaped = shaped.op == &td_op_reshape && s->readers[before] == 1;
+    if (reshaped) before = s->in->inputs[shaped.input];
     td_node product = *td_producer(s->in, before);
     if (product.op != &td_op_matmul || !td_is_narrow(s->in->values[before].dtype) || s->readers[before] != 1) return TD_NONE;
     op_matmul_attr attr = *(const op_matmul_attr *)td_node_attr(s->in, &product);
@@ -138,8 +141,12 @@ static td_id widened_product(simplification *s, const td_node *n)
     td_value value = s->in->values[before];
     value.dtype = TD_F32;
     td_id in[2] = { input_of(s, &product, 0), input_of(s, &product, 1) };
-    return td_emit(s->out, &(td_emission){ .op = product.op, .like = &product, .inputs = in, .input_count = 2, .attr = &attr,
-                                           .attr_bytes = sizeof attr, .outputs = &value, .output_count = 1, .after = TD_NONE });
+    td_id wide = td_emit(s->out, &(td_emission){ .op = product.op, .like = &product, .inputs = in, .input_count = 2, .attr = &attr,
+                                                 .attr_bytes = sizeof attr, .outputs = &value, .output_count = 1, .after = TD_NONE });
+    if (!reshaped) return wide;
+    value = s->in->values[n->output];
+    return td_emit(s->out, &(td_emission){ .op = shaped.op, .like = &shaped, .inputs = &wide, .input_count = 1, .attr = td_node_attr(s->in, &shaped),
+                                           .attr_bytes = shaped.attr_bytes, .outputs = &value, .output_count = 1, .after = TD_NONE });
 }
 
 /* cast f32 (cast to 16 bits (sum)), the sum being f32: the sum. */
