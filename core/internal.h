@@ -284,6 +284,9 @@ td_program *td_absorb_pass(const td_program *in);         /* the first part of f
 td_program *td_epilogue_pass(const td_program *in);       /* the second */
 td_program *td_members_pass(const td_program *in);        /* the third, on a GPU */
 td_program *td_fuse_pass(const td_program *in);
+/* Of a plan's program: values made again behind the peak, until `wanted` bytes less are alive there or *budget bytes are moved for it, less
+ * what is. NULL: there is none, or an error. */
+td_program *td_again_pass(const td_planned *plan, int64_t wanted, int64_t *budget);
 /* Which nodes are needed: bytes of 0 or 1, one a node, from the context ("program"). */
 char *td_live_nodes(const td_program *p);
 

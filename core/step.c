@@ -177,6 +177,36 @@ static void print_plan(td_context *td, const td_planned *plan)
     td_free(td, b.text, b.room, "host");
 }
 
+/* What a step may have of memory less what it needs; below 0: it does not fit. */
+static int64_t room_left(const td_context *td, const td_planned *plan)
+{
+    if (!td->options.memory_bytes) return INT64_MAX;
+    return td->options.memory_bytes - planned_state_bytes(td, TD_DEVICE) - step_bytes(td, plan->arena_bytes, plan->slot_bytes);
+}
+
+/* Values are made again for memory: as many as it takes where the step does not fit; and on a GPU, where it is worth most and costs least,
+ * as far as they are a small part of what the step moves. */
+static td_planned *spare_memory(td_context *td, td_planned *plan)
+{
+    enum { SMALL_PART = 200, ROUNDS = 16 };
+    if (td_stage_off(td, TD_STAGE_FUSE) || td->options.eager) return plan;
+    int64_t small = td->device->is_gpu ? plan->cost.bytes / SMALL_PART : 0;
+    for (int round = 0; round < ROUNDS && (small || room_left(td, plan) < 0); round++) {
+        int64_t lacks = -room_left(td, plan), budget = lacks > 0 ? INT64_MAX : small;
+        td_program *p = td_again_pass(plan, lacks > 0 ? lacks : INT64_MAX, &budget);
+        td_planned *next = p ? td_plan_make(td, p) : NULL; /* takes p */
+        if (!next) break;
+        bool less = next->arena_bytes < plan->arena_bytes;
+        td_planned *dropped = less ? plan : next;
+        plan = less ? next : plan;
+        td_plan_free(td, dropped);
+        if (!less) break;
+        td_program_log(plan->program, TD_STAGE_FUSE);
+        small = 0;
+    }
+    return plan;
+}
+
 static td_planned *make_plan(td_context *td, td_purpose purpose)
 {
     double start = now_ms();
@@ -184,9 +214,10 @@ static td_planned *make_plan(td_context *td, td_purpose purpose)
     if (!p) return NULL;
     td_planned *plan = td_plan_make(td, p); /* takes p */
     if (!plan) return NULL;
+    plan = spare_memory(td, plan);
     plan->purpose = purpose;
     plan->agreement = agreement_of(td, plan->program);
-    if (!td_program_copy(&plan->recording, &td->recording) || !note_accumulators(td, plan, plan->program) || !check_memory(td, plan)) {
+    if (td->error != TD_OK || !td_program_copy(&plan->recording, &td->recording) || !note_accumulators(td, plan, plan->program) || !check_memory(td, plan)) {
         td_plan_free(td, plan);
         return NULL;
     }

@@ -1,0 +1,197 @@
+/* again: what is cheap to make is made twice where keeping it in between is what the peak consists of.
+ *
+ * Such a value is pointwise, was last read before the moment at which most is alive, is read after it, and its operands are there by then
+ * anyway: gelu(x) of a large layer, say, which a product reads in the forward and its gradient in the backward, where x is read too. Behind
+ * the peak it is made again, by the same operation of the same operands, to the same bits. Of several the largest for what they move
+ * come first, the latest of equal ones.
+ *
+ * How much may be moved for it is the caller's to say. Nothing else of the program changes, and collectives keep their order.
+ */
+#include "core/internal.h"
+#include "core/ops/fused.h"
+
+#include <string.h>
+
+enum { LEAST_SHARE = 100 };                   /* smaller parts of what is alive are not worth a call */
+
+typedef struct search {
+    const td_planned *plan;
+    const td_program *p;
+    td_id *shown;                             /* value -> the value that it shows through views, or itself */
+    int32_t *task;                            /* node -> its task; -1: it has none */
+    int32_t *before, *behind, *last;          /* value shown -> its last reader up to the peak, its first behind it, its last; -1: none */
+    td_id *again;                             /* value of p -> what stands for it behind the peak, in the new program, or TD_NONE */
+    char *chosen;                             /* value: 1 it is made again, 2 it must stay */
+    int32_t peak;
+    void *memory;
+    size_t bytes;
+} search;
+
+static bool has_memory(const td_block *b)
+{
+    return b->kind == TD_BLOCK_ARENA && b->memory == TD_DEVICE && b->part_of == TD_NONE && b->bytes;
+}
+
+/* The task at which most is alive. */
+static int32_t peak_of(const td_planned *plan)
+{
+    int64_t most = -1;
+    int32_t peak = 0;
+    for (int32_t t = 0; t < (int32_t)plan->task_count; t++) {
+        int64_t sum = 0;
+        for (uint32_t b = 0; b < plan->block_count; b++)
+            if (has_memory(&plan->blocks[b]) && plan->blocks[b].first <= t && t <= plan->blocks[b].last) sum += plan->blocks[b].bytes;
+        if (sum > most) most = sum, peak = t;
+    }
+    return peak;
+}
+
+static void note_read(search *s, td_id v, int32_t task)
+{
+    td_id shown = s->shown[v];
+    if (task <= s->peak && task > s->before[shown]) s->before[shown] = task;
+    if (task > s->peak && (s->behind[shown] < 0 || task < s->behind[shown])) s->behind[shown] = task;
+    if (task > s->last[shown]) s->last[shown] = task;
+}
+
+static void note_node(search *s, uint32_t index)
+{
+    const td_node *n = &s->p->nodes[index];
+    for (uint32_t k = 0; k < n->outputs; k++) {
+        bool view = (n->op->flags & TD_OP_VIEW) && n->inputs;
+        s->shown[n->output + k] = view ? s->shown[s->p->inputs[n->input]] : n->output + k;
+    }
+    for (uint32_t i = 0; i < n->inputs; i++) {
+        td_id v = s->p->inputs[n->input + i];
+        if (n->op->flags & TD_OP_EFFECT) s->chosen[s->shown[v]] = 2;
+        else if (s->task[index] >= 0) note_read(s, v, s->task[index]);
+    }
+    if (n->after != TD_NONE) s->chosen[s->shown[n->after]] = 2;
+}
+
+static bool open_search(search *s)
+{
+    uint32_t nodes = s->p->node_count, values = s->p->value_count;
+    s->bytes = values * (2 * sizeof(td_id) + 3 * sizeof(int32_t) + 1) + nodes * sizeof(int32_t);
+    s->memory = td_alloc(s->p->td, s->bytes, "program");
+    if (!s->memory) return false;
+    memset(s->memory, 0xFF, s->bytes);
+    s->shown = s->memory;
+    s->again = s->shown + values;
+    s->before = (int32_t *)(s->again + values);
+    s->behind = s->before + values;
+    s->last = s->behind + values;
+    s->task = s->last + values;
+    s->chosen = (char *)(s->task + nodes);
+    memset(s->chosen, 0, values);
+    s->peak = peak_of(s->plan);
+    for (uint32_t t = s->plan->task_count; t-- > 0;) s->task[s->plan->tasks[t].node] = (int32_t)t; /* copies of a node come after it */
+    for (uint32_t n = 0; n < nodes; n++) note_node(s, n);
+    return true;
+}
+
+/* ---- Which */
+
+/* Operands are read then or later, or lie in no arena; none of them is made again itself. */
+static bool operands_stay(const search *s, const td_node *n, int32_t until)
+{
+    for (uint32_t i = 0; i < n->inputs; i++) {
+        td_id v = s->shown[s->p->inputs[n->input + i]];
+        bool source = td_producer(s->p, v)->op->flags & TD_OP_SOURCE;
+        if (s->chosen[v] == 1 || (!source && s->last[v] < until)) return false;
+    }
+    return true;
+}
+
+static bool may_be_made_again(const search *s, const td_task *task)
+{
+    const td_node *n = &s->p->nodes[task->node];
+    bool cheap = (n->op->flags & TD_OP_POINTWISE) && !(n->op->flags & TD_OP_RANDOM) && n->outputs == 1 && n->after == TD_NONE && n->inputs &&
+                 n->inputs <= TD_FUSED_INPUTS;
+    if (!cheap || task->kernel.op != n->op || s->chosen[n->output] || s->p->values[n->output].place.memory == TD_HOST) return false;
+    bool spans = s->task[task->node] < s->peak && s->before[n->output] < s->peak && s->behind[n->output] > s->peak;
+    return spans && operands_stay(s, n, s->behind[n->output]);
+}
+
+static int64_t bytes_of(const td_task *task)
+{
+    const td_arg *out = &task->kernel.out[0];
+    return td_shape_elements(out->shape) * td_dtype_size(out->dtype);
+}
+
+/* The next to be chosen; NULL: nothing is left that is worth it and moves at most `most` bytes. */
+static const td_task *best_task(const search *s, int64_t most)
+{
+    const td_task *best = NULL;
+    for (uint32_t t = 0; t < s->plan->task_count && (int32_t)t < s->peak; t++) {
+        const td_task *task = &s->plan->tasks[t];
+        if (task->cost.bytes > most || bytes_of(task) < s->plan->live_bytes / LEAST_SHARE || !may_be_made_again(s, task)) continue;
+        bool better = !best || (double)bytes_of(task) * (double)best->cost.bytes >= (double)bytes_of(best) * (double)task->cost.bytes;
+        if (better) best = task;
+    }
+    return best;
+}
+
+/* How many bytes less are alive at the peak. */
+static int64_t choose(search *s, int64_t wanted, int64_t *budget)
+{
+    int64_t spared = 0;
+    for (const td_task *task; spared < wanted && (task = best_task(s, *budget));) {
+        const td_node *n = &s->p->nodes[task->node];
+        s->chosen[n->output] = 1;
+        for (uint32_t i = 0; i < n->inputs; i++) s->chosen[s->shown[s->p->inputs[n->input + i]]] = 2; /* it is read longer */
+        *budget -= task->cost.bytes;
+        spared += bytes_of(task);
+    }
+    return spared;
+}
+
+/* ---- The new program */
+
+/* What stands for v behind the peak: the value made again, as it was shown. */
+static td_id seen_behind(search *s, td_program *out, td_id v, td_id *map)
+{
+    if (s->again[v] != TD_NONE) return s->again[v];
+    const td_node *n = td_producer(s->p, v);
+    td_id in[TD_FUSED_INPUTS], shown = s->shown[v];
+    td_node like = *n;
+    like.phase |= TD_BACKWARD_PHASE;
+    for (uint32_t i = 0; i < n->inputs; i++) {
+        td_id from = s->p->inputs[n->input + i];
+        in[i] = v == shown ? map[from] : seen_behind(s, out, from, map);
+    }
+    return s->again[v] = td_emit(out, &(td_emission){ .op = n->op, .like = &like, .inputs = in, .input_count = (int)n->inputs,
+                                                      .attr = td_node_attr(s->p, n), .attr_bytes = n->attr_bytes,
+                                                      .outputs = &s->p->values[v], .output_count = 1, .after = TD_NONE });
+}
+
+static bool copy_node(search *s, td_program *out, uint32_t index, td_id *map)
+{
+    const td_node *n = &s->p->nodes[index];
+    for (uint32_t i = 0; s->task[index] > s->peak && i < n->inputs; i++) {
+        td_id v = s->p->inputs[n->input + i];
+        if (s->chosen[s->shown[v]] == 1) map[v] = seen_behind(s, out, v, map);
+    }
+    return td_copy_node(out, s->p, index, map);
+}
+
+static td_program *rewritten(search *s)
+{
+    td_context *td = s->p->td;
+    size_t bytes = s->p->value_count * sizeof(td_id);
+    td_id *map = td_alloc(td, bytes, "program");
+    td_program *out = map ? td_pass_begin(td) : NULL;
+    for (uint32_t n = 0; out && n < s->p->node_count; n++)
+        if (!copy_node(s, out, n, map)) break;
+    td_free(td, map, bytes, "program");
+    return out ? td_pass_end(out) : NULL;
+}
+
+td_program *td_again_pass(const td_planned *plan, int64_t wanted, int64_t *budget)
+{
+    search s = { .plan = plan, .p = plan->program };
+    td_program *out = NULL;
+    if (plan->task_count && open_search(&s) && choose(&s, wanted, budget) > 0) out = rewritten(&s);
+    td_free(s.p->td, s.memory, s.bytes, "program");
+    return out;
+}
