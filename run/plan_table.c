@@ -200,6 +200,10 @@ static void say_table(const table *t)
     run_say(run, "%-12s %10s %10s %10s %10s %10s %10s %10s%s", "strategy", "MiB a rank", "parameters", "gradients", "moments", "step",
             "MB inside", "MB across", *t->machine.name ? "    ms/step    exposed     items/s" : "");
     for (int i = 0; i < t->count; i++) say_row(t, &t->rows[i]);
+    if (run->described) {
+        run_plan_assumptions(run, text, sizeof text);
+        run_say(run, "for %s", text);
+    }
     if (!*t->machine.name) return;
     run_say(run, "on %s (%s), %d rank%s a host, %.1f GiB a rank", t->machine.name, t->machine.source, t->machine.host_ranks,
             t->machine.host_ranks == 1 ? "" : "s", (double)t->machine.memory_bytes / (1 << 30));

@@ -346,6 +346,45 @@ START_TEST(test_an_accumulator_is_planned_as_if_the_step_before_had_run)
 }
 END_TEST
 
+START_TEST(test_the_largest_values_at_the_peak_are_told_by_family)
+{
+    enum { N = 512, D = 64, LAYERS = 6, ALL = 64 };
+    static double x[N * D];
+    td_context *td = open_cpu(TD_F64);
+    td_planned_value v[ALL];
+    td_planned_moment when;
+    nn_linear layers[LAYERS];
+    for (int l = 0; l < LAYERS; l++) {
+        char name[16];
+        snprintf(name, sizeof name, "h.%d.fc", l);
+        layers[l] = nn_linear_make(td_root(td), name, D, D);
+    }
+    ck_assert_int_eq(td_planned_largest(td, v, ALL, &when), 0);
+    ck_assert_int_eq(when.call, -1);
+    td_tensor at = td_input(td, "x", TD_F64, TD_SHAPE(N, D), x);
+    for (int l = 0; l < LAYERS; l++) at = td_gelu(nn_linear_apply(&layers[l], at));
+    td_backward(td_mean(td_square(at), TD_ALL, TD_DROP));
+    ck_assert(td_plan(td));
+    int64_t count = td_planned_largest(td, v, ALL, &when), sum = 0;
+    for (int64_t i = 0; i < count; i++) {
+        ck_assert(i == 0 || v[i].bytes <= v[i - 1].bytes);
+        sum += v[i].bytes;
+    }
+    ck_assert_int_eq(sum, td_last_report(td).live_bytes); /* nothing else is alive then */
+    static const struct { const char *op, *module; } families[] = { { "gelu", "" }, { "linear", "h.*.fc" } };
+    for (int f = 0; f < 2; f++) { /* of all layers but the last, whose backward has begun */
+        ck_assert_str_eq(v[f].op, families[f].op);
+        ck_assert_str_eq(v[f].module, families[f].module);
+        ck_assert_str_eq(v[f].kind, "activations");
+        ck_assert_int_eq(v[f].count, LAYERS - 1);
+        ck_assert_int_eq(v[f].bytes, (LAYERS - 1) * 8 * N * D);
+        ck_assert(td_shape_equal(v[f].shape, TD_SHAPE(N, D)) && v[f].dtype == TD_F64);
+    }
+    ck_assert_int_eq(td_planned_largest(td, v, 1, &when), 1);
+    td_close(td);
+}
+END_TEST
+
 /* ---- The command ------------------------------------------------------------------------------------------ */
 
 /* A number of what the last command printed: "estimate.step_ms". */
@@ -403,6 +442,31 @@ START_TEST(test_a_machine_file_gives_the_time_its_numbers_say)
                             1e-6 * printed("estimate.comm_ms"));
     ck_assert_sh(0, "$MLP plan --hidden 16 --world 4 --batch 24 --strategy ddp --machine moved.json --host-ranks 4 --json");
     ck_assert_double_eq(printed("across_hosts_bytes"), 0);
+}
+END_TEST
+
+START_TEST(test_what_is_alive_at_the_peak_is_printed)
+{
+    ck_assert_sh(0, "$MLP plan --hidden 64,64 --batch 2048");
+    ck_assert_str_has(out_text, "\n  peak      at call ");
+    ck_assert_str_has(out_text, "the largest of what is alive then:\n");
+    ck_assert_str_has(out_text, " MiB  1 x f32 (2048, 64) of ");
+    ck_assert_sh(0, "$MLP plan --hidden 64,64 --batch 2048 --json");
+    ck_assert_str_has(out_text, "\"shape\":[2048,64],");
+    ck_assert_double_ge(printed("peak.call"), 0);
+}
+END_TEST
+
+START_TEST(test_a_build_without_cuda_says_what_planning_for_a_gpu_needs)
+{
+#ifdef TANDEM_CUDA
+    check_skip(__func__, "this build has CUDA");
+    return;
+#endif
+    for (int world = 1; world < 3; world++) {
+        ck_assert_sh(1, "$MLP plan --hidden 16 --batch 24 --device cuda --world %d", world);
+        ck_assert_str_has(err_text, "this build has no CUDA; configure it with -DTANDEM_CUDA=ON, which needs CUDA's toolkit but no GPU");
+    }
 }
 END_TEST
 
@@ -525,7 +589,9 @@ TESTS("plan", test_a_ring_inside_a_host_takes_its_hops_and_its_bytes, test_a_rin
       test_copies_have_a_queue_and_the_host_computes_at_its_own_rate, test_offloaded_state_is_planned_on_the_host, test_ddp_sends_twice_its_parameters_and_holds_all_state,
       test_fsdp_gathers_twice_scatters_once_and_holds_its_share, test_zero_scatters_gradients_and_gathers_parameters,
       test_hsdp_is_fsdp_in_a_group_and_reduces_shards_across, test_every_strategy_accounts_for_all_its_memory_and_bytes,
-      test_an_accumulator_is_planned_as_if_the_step_before_had_run, test_a_machine_file_gives_the_time_its_numbers_say,
+      test_an_accumulator_is_planned_as_if_the_step_before_had_run, test_the_largest_values_at_the_peak_are_told_by_family,
+      test_what_is_alive_at_the_peak_is_printed, test_a_build_without_cuda_says_what_planning_for_a_gpu_needs,
+      test_a_machine_file_gives_the_time_its_numbers_say,
       test_an_update_is_planned_as_it_runs, test_a_gradient_that_waits_to_be_scattered_is_told_as_such,
       test_all_strategies_are_set_side_by_side, test_a_world_of_thousands_is_planned,
       test_where_nothing_fits_the_nearest_is_told_and_what_helps, test_mistakes_are_told_in_one_line, test_this_machine_is_measured)
