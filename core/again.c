@@ -7,8 +7,8 @@
  *
  * How much may be moved for it is the caller's to say. Nothing else of the program changes, and collectives keep their order.
  */
-#include "core/internal.h"
 #include "core/ops/fused.h"
+#include "core/peak.h"
 
 #include <string.h>
 
@@ -26,25 +26,6 @@ typedef struct search {
     void *memory;
     size_t bytes;
 } search;
-
-static bool has_memory(const td_block *b)
-{
-    return b->kind == TD_BLOCK_ARENA && b->memory == TD_DEVICE && b->part_of == TD_NONE && b->bytes;
-}
-
-/* The task at which most is alive. */
-static int32_t peak_of(const td_planned *plan)
-{
-    int64_t most = -1;
-    int32_t peak = 0;
-    for (int32_t t = 0; t < (int32_t)plan->task_count; t++) {
-        int64_t sum = 0;
-        for (uint32_t b = 0; b < plan->block_count; b++)
-            if (has_memory(&plan->blocks[b]) && plan->blocks[b].first <= t && t <= plan->blocks[b].last) sum += plan->blocks[b].bytes;
-        if (sum > most) most = sum, peak = t;
-    }
-    return peak;
-}
 
 static void note_read(search *s, td_id v, int32_t task)
 {
@@ -84,7 +65,8 @@ static bool open_search(search *s)
     s->task = s->last + values;
     s->chosen = (char *)(s->task + nodes);
     memset(s->chosen, 0, values);
-    s->peak = peak_of(s->plan);
+    int64_t alive;
+    s->peak = td_plan_peak(s->plan, &alive);
     for (uint32_t t = s->plan->task_count; t-- > 0;) s->task[s->plan->tasks[t].node] = (int32_t)t; /* copies of a node come after it */
     for (uint32_t n = 0; n < nodes; n++) note_node(s, n);
     return true;

@@ -3,7 +3,7 @@
  * Nothing here changes a plan. Memory is told at the moment at which the largest sum of bytes is alive; what the arena has beyond that sum
  * is `unused`.
  */
-#include "core/internal.h"
+#include "core/peak.h"
 
 #include <ctype.h>
 #include <stdio.h>
@@ -66,7 +66,6 @@ typedef struct census {
     const td_planned *plan;
     block_use *use;                           /* block */
     uint32_t *arg_block;                      /* argument -> the block it lies in, or TD_NONE */
-    int64_t *alive;                           /* task -> bytes, as differences at first */
     size_t bytes;                             /* of all of this */
 } census;
 
@@ -112,28 +111,17 @@ static void note_bindings(census *c)
     }
 }
 
-/* Of the device's. */
-static bool has_memory(const td_block *b)
+int32_t td_plan_peak(const td_planned *plan, int64_t *bytes)
 {
-    return b->kind == TD_BLOCK_ARENA && b->memory == TD_DEVICE && b->part_of == TD_NONE && b->bytes;
-}
-
-/* The task at which most is alive. */
-static int32_t busiest(census *c)
-{
-    const td_planned *plan = c->plan;
-    int32_t tasks = (int32_t)plan->task_count, at = 0;
-    for (uint32_t b = 0; b < plan->block_count; b++) {
-        const td_block *block = &plan->blocks[b];
-        if (!has_memory(block)) continue;
-        c->alive[block->first < 0 ? 0 : block->first] += block->bytes;
-        if (block->last < tasks - 1) c->alive[block->last + 1] -= block->bytes;
+    int32_t peak = 0;
+    *bytes = 0;
+    for (int32_t t = 0; t < (int32_t)plan->task_count; t++) {
+        int64_t sum = 0;
+        for (uint32_t b = 0; b < plan->block_count; b++)
+            if (td_block_takes_memory(&plan->blocks[b]) && td_block_lives_at(&plan->blocks[b], t)) sum += plan->blocks[b].bytes;
+        if (sum > *bytes) *bytes = sum, peak = t;
     }
-    for (int32_t t = 1; t < tasks; t++) {
-        c->alive[t] += c->alive[t - 1];
-        if (c->alive[t] > c->alive[at]) at = t;
-    }
-    return at;
+    return peak;
 }
 
 static int64_t *kind_of(td_planned_memory *to, uint32_t is)
@@ -147,12 +135,11 @@ static int64_t *kind_of(td_planned_memory *to, uint32_t is)
 static bool open_census(td_context *td, census *c)
 {
     const td_planned *plan = td->planned;
-    c->bytes = plan->task_count * sizeof(int64_t) + plan->block_count * sizeof(block_use) + plan->arg_count * sizeof(uint32_t) + 8;
-    c->alive = td_alloc(td, c->bytes, "program");
-    if (!c->alive) return false;
-    memset(c->alive, 0, c->bytes);
+    c->bytes = plan->block_count * sizeof(block_use) + plan->arg_count * sizeof(uint32_t) + 1;
+    c->use = td_alloc(td, c->bytes, "program");
+    if (!c->use) return false;
+    memset(c->use, 0, c->bytes);
     c->plan = plan;
-    c->use = (block_use *)(c->alive + plan->task_count);
     c->arg_block = (uint32_t *)(c->use + plan->block_count);
     for (uint32_t b = 0; b < plan->block_count; b++) c->use[b].maker = -1;
     for (uint32_t i = 0; i < plan->arg_count; i++) c->arg_block[i] = TD_NONE;
@@ -161,17 +148,18 @@ static bool open_census(td_context *td, census *c)
     return true;
 }
 
-static void close_census(td_context *td, census *c) { td_free(td, c->alive, c->bytes, "program"); }
+static void close_census(td_context *td, census *c) { td_free(td, c->use, c->bytes, "program"); }
 
 static void count_step(census *c, td_planned_memory *to)
 {
     const td_planned *plan = c->plan;
-    int32_t at = busiest(c);
+    int64_t alive;
+    int32_t at = td_plan_peak(plan, &alive);
     for (uint32_t b = 0; b < plan->block_count; b++) {
         const td_block *block = &plan->blocks[b];
-        if (has_memory(block) && block->first <= at && block->last >= at) *kind_of(to, c->use[b].is) += block->bytes;
+        if (td_block_takes_memory(block) && td_block_lives_at(block, at)) *kind_of(to, c->use[b].is) += block->bytes;
     }
-    to->unused = plan->arena_bytes - (plan->task_count ? c->alive[at] : 0);
+    to->unused = plan->arena_bytes - alive;
 }
 
 static bool is_accumulator(const td_context *td, uint32_t unit)
@@ -281,8 +269,7 @@ static int64_t gather_values(const td_context *td, const census *c, int32_t at, 
 {
     int64_t count = 0;
     for (uint32_t b = 0; b < c->plan->block_count; b++) {
-        const td_block *block = &c->plan->blocks[b];
-        if (!has_memory(block) || block->first > at || block->last < at) continue;
+        if (!td_block_takes_memory(&c->plan->blocks[b]) || !td_block_lives_at(&c->plan->blocks[b], at)) continue;
         td_planned_value v = held_in(td, c, b, at);
         int64_t i = 0;
         while (i < count && !alike(&all[i], &v)) i++;
@@ -303,7 +290,8 @@ int64_t td_planned_largest(td_context *td, td_planned_value *to, int64_t room, t
     td_planned_value *all = td_alloc(td, bytes, "program");
     int64_t count = 0;
     if (all && open_census(td, &c)) {
-        int32_t at = busiest(&c);
+        int64_t alive;
+        int32_t at = td_plan_peak(plan, &alive);
         const td_task *task = &plan->tasks[at];
         when->call = at;
         when->op = task->kernel.op->name;
