@@ -38,7 +38,7 @@ static outcome train_with(activation activation, td_options options)
     td_context *td = td_open(&options);
     td_module root = td_root(td);
     for (int l = 0; l < LAYERS; l++) {
-        char name[8];
+        char name[16];
         snprintf(name, sizeof name, "fc%d", l);
         layers[l] = nn_linear_make(root, name, WIDTH, WIDTH);
     }

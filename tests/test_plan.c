@@ -355,7 +355,7 @@ START_TEST(test_the_largest_values_at_the_peak_are_told_by_family)
     td_planned_moment when;
     nn_linear layers[LAYERS];
     for (int l = 0; l < LAYERS; l++) {
-        char name[16];
+        char name[32];
         snprintf(name, sizeof name, "h.%d.fc", l);
         layers[l] = nn_linear_make(td_root(td), name, D, D);
     }
