@@ -88,8 +88,8 @@ static bool operands_stay(const search *s, const td_node *n, int32_t until)
 static bool may_be_made_again(const search *s, const td_task *task)
 {
     const td_node *n = &s->p->nodes[task->node];
-    bool cheap = (n->op->flags & TD_OP_POINTWISE) && !(n->op->flags & TD_OP_RANDOM) && n->outputs == 1 && n->after == TD_NONE && n->inputs &&
-                 n->inputs <= TD_FUSED_INPUTS;
+    bool cheap = (n->op->flags & TD_OP_POINTWISE) && !(n->op->flags & TD_OP_RANDOM) && n->outputs == 1 && n->after == TD_NONE;
+    if (!n->inputs || n->inputs > TD_FUSED_INPUTS) return false;
     if (!cheap || task->kernel.op != n->op || s->chosen[n->output] || s->p->values[n->output].place.memory == TD_HOST) return false;
     bool spans = s->task[task->node] < s->peak && s->before[n->output] < s->peak && s->behind[n->output] > s->peak;
     return spans && operands_stay(s, n, s->behind[n->output]);

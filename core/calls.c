@@ -232,7 +232,8 @@ static td_planned_value held_in(const td_context *td, const census *c, uint32_t 
     const td_planned *plan = c->plan;
     const td_block *block = &plan->blocks[b];
     int32_t maker = block->first < 0 ? 0 : block->first;
-    td_planned_value v = { .kind = kind_name(c->use[b].is), .count = 1, .bytes = block->bytes, .dtype = TD_U8, .shape = TD_SHAPE(block->bytes) };
+    td_planned_value v = { .kind = kind_name(c->use[b].is), .count = 1, .bytes = block->bytes, .dtype = TD_U8,
+                           .shape = TD_SHAPE(block->bytes) };
     for (int32_t t = at; t >= maker; t--) {
         const td_kernel *k = &plan->tasks[t].kernel;
         const td_arg *largest = NULL;
@@ -253,7 +254,8 @@ static td_planned_value held_in(const td_context *td, const census *c, uint32_t 
 
 static bool alike(const td_planned_value *a, const td_planned_value *b)
 {
-    return a->dtype == b->dtype && a->op == b->op && a->kind == b->kind && td_shape_equal(a->shape, b->shape) && !strcmp(a->module, b->module);
+    return a->dtype == b->dtype && a->op == b->op && a->kind == b->kind && td_shape_equal(a->shape, b->shape) &&
+           !strcmp(a->module, b->module);
 }
 
 static int larger_first(const void *a, const void *b)

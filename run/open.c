@@ -22,7 +22,7 @@ static const run_flag common_flags[] = {
     { .name = "world", .kind = RUN_COUNT, .standard = "1", .most = 65536, .commands = RUN_PLAN,
       .help = "ranks to plan for" },
     { .name = "machine", .kind = RUN_TEXT, .commands = RUN_PLAN,
-      .help = "h200x8, cpu ..., or a JSON file: what time a step would take there" },
+      .help = "h200x8, cpu ..., or a JSON file: what time a step would take there; with --device cuda its GPU" },
     { .name = "host-ranks", .kind = RUN_COUNT, .most = 65536, .commands = RUN_PLAN,
       .help = "ranks of a host (those of --machine; else all)" },
     { .name = "strategy", .kind = RUN_TEXT,
