@@ -178,7 +178,7 @@ static void count_state(const td_context *td, td_planned_memory *to)
         int64_t bytes = (end - begin) * td_dtype_size(unit->dtype);
         if (unit->place.memory == TD_HOST) to->host += bytes;
         else if (is_accumulator(td, u)) to->accumulators += bytes;
-        else if (unit->kind == TD_PARAMETER) to->parameters += bytes;
+        else if (unit->kind == TD_PARAMETER || unit->derived) to->parameters += bytes;
         else if (unit->kind == TD_MOMENT) to->moments += bytes;
         else to->buffers += bytes;
     }

@@ -326,9 +326,15 @@ typedef struct td_plan_output {
     int64_t offset;
 } td_plan_output;
 
+/* A unit as a step leaves it: its accumulator full or emptied, itself derived and current or no more. */
+typedef struct td_left {
+    uint32_t unit;
+    bool accumulator_full, current;
+} td_left;
+
 struct td_planned {
     td_program recording;                     /* to confirm a fingerprint by comparison */
-    uint64_t key;                             /* of the recording, the options and what accumulators hold */
+    uint64_t key;                             /* of the recording, the options, what accumulators hold and what is current */
     uint64_t agreement;                       /* of the layout of state and the collectives */
     td_purpose purpose;
     td_program *program;                      /* as run */
@@ -342,8 +348,8 @@ struct td_planned {
     uint32_t binding_count, binding_room, fixed_count;
     td_plan_output *outputs;
     uint32_t output_count, output_room;
-    uint32_t *accumulators;                   /* units: flags after a run, see below */
-    uint32_t accumulator_count, accumulator_room;
+    td_left *left;                            /* what units are after a run */
+    uint32_t left_count, left_room;
     int64_t arena_bytes, live_bytes;
     int64_t host_arena_bytes;                 /* of values in host memory */
     int64_t slot_bytes;                       /* of a GPU's copies of inputs and scalars */
@@ -354,7 +360,6 @@ struct td_planned {
     uint64_t used;                            /* step it was last used in */
     struct td_profiled_plan *profiled;        /* its tasks as the profile tells them; NULL: not yet */
 };
-enum { TD_ACCUMULATOR_FULL = 1 };             /* accumulators[i] = 2 * unit + flag after the step */
 td_planned *td_plan_make(td_context *td, td_program *final);  /* takes the program */
 /* Gives arena blocks their offsets; sets arena_bytes, live_bytes and host_arena_bytes. */
 bool td_arena_arrange(td_context *td, td_planned *plan);

@@ -563,6 +563,6 @@ void td_plan_free(td_context *td, td_planned *plan)
     td_free(td, plan->blocks, plan->block_room * sizeof *plan->blocks, "program");
     td_free(td, plan->bindings, plan->binding_room * sizeof *plan->bindings, "program");
     td_free(td, plan->outputs, plan->output_room * sizeof *plan->outputs, "program");
-    td_free(td, plan->accumulators, plan->accumulator_room * sizeof *plan->accumulators, "program");
+    td_free(td, plan->left, plan->left_room * sizeof *plan->left, "program");
     td_free(td, plan, sizeof *plan, "program");
 }

@@ -333,8 +333,11 @@ typedef struct td_unit {
     bool trains;
     bool sparse;                              /* a table with row-sparse gradients: its only member, replicated */
     bool root;                                /* stays gathered between forward and backward */
-    uint32_t of;                              /* a moment's parameter unit, else TD_NONE */
+    uint32_t of;                              /* a moment's parameter unit; what a derived one is made of; else TD_NONE */
     const char *slot;                         /* a moment's name */
+    bool derived;                             /* derived state: kept until a step stores what it is made of; not saved */
+    bool current;                             /* a derived one is as what it is made of */
+    uint64_t layout;                          /* of a derived one: what it holds, as a number of whoever asked for it */
     uint32_t accumulator;                     /* unit of pending gradients, or TD_NONE */
     bool accumulator_full;                    /* it holds gradients not yet consumed */
     bool accumulator_taken;                   /* the program differentiated last reads it and so empties it */
@@ -343,6 +346,10 @@ typedef struct td_unit {
 } td_unit;
 TD_API uint32_t td_unit_count(const td_context *td);
 TD_API const td_unit *td_unit_at(const td_context *td, uint32_t unit);
+/* The unit of derived state that is made of unit `like->of`, or, TD_NONE, of parameters of any; made if there is none, and then not
+ * current: a program that reads it while it is not makes its value and stores it. TD_NONE: another dtype or layout is kept already, or
+ * after td_fail. Of `like`: of, slot, dtype, elements, cut, place, layout. */
+TD_API uint32_t td_derived_unit(td_context *td, const td_unit *like);
 /* The dimension of a unit's value along which strategies shard it. */
 static inline int td_unit_flat_dim(const td_unit *u) { return u->cut.ways ? 1 : 0; }
 
@@ -500,7 +507,7 @@ TD_API bool td_planned_calls(td_context *td, td_planned_call *to);
 
 /* What one rank holds where that plan needs most, in bytes: state_bytes + step_bytes of its td_report, but for `host`. */
 typedef struct td_planned_memory {
-    int64_t parameters, moments, buffers;
+    int64_t parameters, moments, buffers;     /* parameters: with copies of them */
     int64_t accumulators;                     /* of gradients, between the steps of an update */
     int64_t gradients;                        /* of whole units, within the step */
     int64_t activations;                      /* made in a forward and read in its backward */

@@ -405,6 +405,17 @@ uint32_t td_accumulator_of(td_context *td, uint32_t unit)
     return made;
 }
 
+uint32_t td_derived_unit(td_context *td, const td_unit *like)
+{
+    for (uint32_t u = 0; u < td->unit_count; u++) {
+        const td_unit *have = &td->units[u];
+        if (!have->derived || have->of != like->of) continue;
+        return have->dtype == like->dtype && have->elements == like->elements && have->layout == like->layout ? u : TD_NONE;
+    }
+    return add_unit(td, (td_unit){ .kind = TD_BUFFER, .dtype = like->dtype, .elements = like->elements, .of = like->of, .slot = like->slot,
+                                   .cut = like->cut, .place = like->place, .layout = like->layout, .derived = true });
+}
+
 void td_unit_range(const td_context *td, const td_unit *u, int64_t *begin, int64_t *end)
 {
     int64_t at = 0, length = u->cut.ways ? u->elements / u->cut.ways : u->elements;
@@ -596,6 +607,7 @@ bool td_state_read(td_state s, int64_t begin, int64_t count, void *to)
 bool td_state_write(td_state s, int64_t begin, int64_t count, const void *from)
 {
     char *to = elements_at(s, begin, count, "td_state_write");
+    for (uint32_t u = 0; to && u < s.td->unit_count; u++) s.td->units[u].current = false; /* of all: the ranks that write may differ */
     return to && device_with(s)->write(s.td, to, from, count * td_dtype_size(td_state_dtype(s)));
 }
 

@@ -48,18 +48,36 @@ static td_program *lower(td_context *td, td_purpose purpose)
     return p;
 }
 
-/* Notes what the step leaves in the accumulators: those taken are empty after it, those stored to are full. */
-static bool note_accumulators(td_context *td, td_planned *plan, const td_program *p)
+static bool stores(const td_program *p, uint32_t unit)
+{
+    bool stored = false;
+    for (uint32_t n = 0; n < p->node_count && !stored; n++)
+        stored = p->nodes[n].op == &td_op_store && ((const td_unit_attr *)td_node_attr(p, &p->nodes[n]))->unit == unit;
+    return stored;
+}
+
+/* Whether the program changes what the derived unit is made of. */
+static bool outdates(const td_program *p, const td_unit *derived)
+{
+    const td_context *td = p->td;
+    if (derived->of != TD_NONE) return stores(p, derived->of);
+    bool outdated = false;
+    for (uint32_t u = 0; u < td->unit_count && !outdated; u++) outdated = td->units[u].kind == TD_PARAMETER && stores(p, u);
+    return outdated;
+}
+
+/* Notes how the step leaves units: accumulators taken are empty after it, those stored to are full; derived units whose origins are
+ * stored are out of date, others that are stored are current. */
+static bool note_left(td_context *td, td_planned *plan, const td_program *p)
 {
     for (uint32_t u = 0; u < td->unit_count; u++) {
-        uint32_t accumulator = td->units[u].accumulator;
-        bool stored = false;
-        for (uint32_t n = 0; n < p->node_count && accumulator != TD_NONE && !stored; n++)
-            stored = p->nodes[n].op == &td_op_store && ((const td_unit_attr *)td_node_attr(p, &p->nodes[n]))->unit == accumulator;
-        if (!stored && !td->units[u].accumulator_taken) continue;
-        if (!td_grow(td, (void **)&plan->accumulators, &plan->accumulator_room, plan->accumulator_count + 1, sizeof(uint32_t), "program"))
-            return false;
-        plan->accumulators[plan->accumulator_count++] = 2 * u + (stored ? TD_ACCUMULATOR_FULL : 0);
+        const td_unit *unit = &td->units[u];
+        td_left left = { .unit = u, .accumulator_full = unit->accumulator != TD_NONE && stores(p, unit->accumulator) };
+        bool outdated = unit->derived && outdates(p, unit), made = unit->derived && !outdated && stores(p, u);
+        left.current = made;
+        if (!left.accumulator_full && !unit->accumulator_taken && !outdated && !made) continue;
+        if (!td_grow(td, (void **)&plan->left, &plan->left_room, plan->left_count + 1, sizeof *plan->left, "program")) return false;
+        plan->left[plan->left_count++] = left;
     }
     return true;
 }
@@ -217,7 +235,8 @@ static td_planned *make_plan(td_context *td, td_purpose purpose)
     plan = spare_memory(td, plan);
     plan->purpose = purpose;
     plan->agreement = agreement_of(td, plan->program);
-    if (td->error != TD_OK || !td_program_copy(&plan->recording, &td->recording) || !note_accumulators(td, plan, plan->program) || !check_memory(td, plan)) {
+    bool whole = td->error == TD_OK && td_program_copy(&plan->recording, &td->recording) && note_left(td, plan, plan->program);
+    if (!whole || !check_memory(td, plan)) {
         td_plan_free(td, plan);
         return NULL;
     }
@@ -229,13 +248,14 @@ static td_planned *make_plan(td_context *td, td_purpose purpose)
 
 /* ---- The cache */
 
-/* What a plan depends on besides the recording: what modules compute in, and which accumulators hold something. */
+/* What a plan depends on besides the recording: what modules compute in, which accumulators hold something, which derived units are
+ * current. */
 static uint64_t plan_key(const td_context *td, td_purpose purpose)
 {
     uint64_t key = td_mix(td->recording.hash, td->has_parallel ? td->parallel.options_hash : 0);
     if (td->dtypes_hash) key = td_mix(key, td->dtypes_hash);
     for (uint32_t u = 0; u < td->unit_count; u++)
-        if (td->units[u].accumulator_full) key = td_mix(key, u);
+        if (td->units[u].accumulator_full || td->units[u].current) key = td_mix(key, u);
     return td_mix(key, purpose);
 }
 
@@ -370,17 +390,20 @@ static void begin_recording(td_context *td)
 }
 
 /* As the plan leaves them when it has run. */
-static void leave_accumulators(td_context *td, const td_planned *plan)
+static void leave(td_context *td, const td_planned *plan)
 {
-    for (uint32_t i = 0; i < plan->accumulator_count; i++)
-        td->units[plan->accumulators[i] / 2].accumulator_full = plan->accumulators[i] % 2 == TD_ACCUMULATOR_FULL;
+    for (uint32_t i = 0; i < plan->left_count; i++) {
+        td_unit *u = &td->units[plan->left[i].unit];
+        u->accumulator_full = plan->left[i].accumulator_full;
+        u->current = plan->left[i].current;
+    }
 }
 
 bool td_step(td_context *td)
 {
     if (td->error != TD_OK) return false;
     if (td->recording.node_count && !run_recording(td, TD_FOR_STEP)) return false;
-    if (td->recording.node_count) leave_accumulators(td, td->last);
+    if (td->recording.node_count) leave(td, td->last);
     if (td->updates_recorded) {
         td->run.update++;
         td->run.micro = 0;
@@ -410,7 +433,7 @@ bool td_plan(td_context *td)
 bool td_plan_step(td_context *td)
 {
     if (!td_plan(td)) return false;
-    leave_accumulators(td, td->planned);
+    leave(td, td->planned);
     return true;
 }
 

@@ -31,12 +31,20 @@ static td_mesh mesh_of(const par_chosen *chosen, int ranks, int rank, par_axis a
     return mesh;
 }
 
-static td_strategy_places places_of(const td_mesh *mesh, const par_axis *axis, int offload)
+/* Where the parameter is stored along the axis. What computes in less than it is stored in reads a copy where the strategy has parameters
+ * whole (copies.c), but for those in host memory, which are short of room on the device. */
+static int stored(const par_axis *axis, bool copied)
 {
+    return copied && axis->parameter == TD_REPLICATED && axis->moment == TD_SHARDED ? TD_SHARDED : axis->parameter;
+}
+
+static td_strategy_places places_of(const td_context *td, const td_mesh *mesh, const par_axis *axis, int offload)
+{
+    bool copied = td_dtype_size(td_compute_dtype(td)) < td_dtype_size(TD_F32) && !(offload & PAR_OFFLOAD_PARAMETERS);
     td_strategy_places places = { .parameter.memory = offload & PAR_OFFLOAD_PARAMETERS ? TD_HOST : TD_DEVICE,
                                   .moment.memory = offload & PAR_OFFLOAD_OPTIMIZER ? TD_HOST : TD_DEVICE };
     for (int a = 0; a < mesh->axes; a++) {
-        places.parameter.kind[a] = (int8_t)axis[a].parameter;
+        places.parameter.kind[a] = (int8_t)stored(&axis[a], copied);
         places.moment.kind[a] = (int8_t)axis[a].moment;
         places.accumulator.kind[a] = (int8_t)axis[a].accumulator;
     }
@@ -170,7 +178,7 @@ bool par_attach(td_context *td, par_world *world, int rank, const par_options *o
         return false;
     if (runs && ranks > 1) parallel.agree = agree;
     parallel.transport = &a->transport;
-    parallel.places = places_of(&parallel.mesh, a->axis, o.offload);
+    parallel.places = places_of(td, &parallel.mesh, a->axis, o.offload);
     tell_options(a, td, o.strategy, &parallel.options_hash);
     a->options.agreed = NULL; /* the caller's */
     return td_set_parallel(td, &parallel);

@@ -87,6 +87,7 @@ static void settle(const td_unit *unit, td_dtype *dtype, par_narrow *to)
         if (*at == NOT_READ) continue;
         *at = to->elements;
         to->elements += padded(unit->members[m].elements);
+        to->layout = (to->layout ^ unit->members[m].state) * 0x100000001b3; /* in the order of places */
     }
 }
 

@@ -20,7 +20,9 @@ extern "C" {
 
 /* A strategy is a table of placements (td_place_kind), one row a mesh axis: where parameters, gradients, optimizer state and
  * accumulators are, flat unit by flat unit; sharded is along the unit. A batch is sharded over all axes, so a gradient begins
- * partial on each. What must be sent follows from that: nothing else tells strategies apart. */
+ * partial on each. What must be sent follows from that: nothing else tells strategies apart.
+ * Under bf16, parameters that are whole and have sharded moments (zero1, zero2) are stored in f32 where the moments are; whole is a copy of
+ * them, in bf16 but for what is read in f32. It is gathered once an update, by the first step that reads it, and kept up to the next. */
 enum { PAR_STRATEGY_AXES = 2, PAR_AS_IS = -1 };
 /* To any strategy "+tp:T" adds an axis of T consecutive ranks that hold the same rows of a batch and share linear layers: each has so
  * many outputs of some (their columns) and so many inputs of others (their rows), as patterns in the options say. */
@@ -66,8 +68,8 @@ typedef struct par_options {
     int keep_group;             /* fsdp, hsdp: from the forward to the backward units are shared by so many consecutive ranks, which divide
                                    those that share the state: the backward gathers among them alone; 1: as keep_gathered; 0: not kept */
     int prefetch;               /* zero3, fsdp, hsdp: units gathered ahead of use; 0: 1 */
-    int offload;                /* PAR_OFFLOAD_OPTIMIZER: moments; | PAR_OFFLOAD_PARAMETERS: parameters, but for those that stay whole;
-                                   0: nothing. Row-sparse tables cannot be updated then. */
+    int offload;                /* PAR_OFFLOAD_OPTIMIZER: moments; | PAR_OFFLOAD_PARAMETERS: parameters, but for those that stay whole,
+                                   as they are stored, without copies; 0: nothing. Row-sparse tables cannot be updated then. */
     const char *agreed;         /* what else must be the same on all ranks, as "batch=144 lr=0.1"; what differs is named. NULL: nothing */
     td_dtype reduce_dtype;      /* gradients are summed over ranks in it: TD_BF16; 0 (TD_F32): as parameters are stored */
 } par_options;

@@ -234,10 +234,41 @@ static td_id gather_kept(placer *pl, td_id v, form form, td_placement want, cons
     return part == TD_NONE ? TD_NONE : par_convert(pl->out, part, want, reader);
 }
 
-static td_id fetched(placer *pl, td_id v, td_placement want, const td_node *reader)
+/* The stored unit v in the dtype of the form, where it is stored. */
+static td_id in_form(placer *pl, td_id v, form form, const td_node *reader)
 {
-    td_id made = gather_kept(pl, v, FORM_STORED, want, reader);
-    return made == TD_NONE ? par_convert(pl->out, pl->map[v], want, reader) : made;
+    return form == FORM_STORED ? pl->map[v] : cast(pl, pl->map[v], pl->narrow.dtype[unit_number(pl, v)], reader);
+}
+
+/* The copy that is kept of the stored unit v (copies.c): as an earlier step left it, else gathered, once a program. TD_NONE: none is kept
+ * for readers that want it so, or after td_fail. */
+static td_id copy_of(placer *pl, td_id v, form form, td_placement want, const td_node *reader)
+{
+    if (td_producer(pl->in, v)->op != &td_op_unit || !par_reads_copy(pl->a, td_unit_at(pl->td, unit_number(pl, v)), want)) return TD_NONE;
+    td_dtype dtype = form == FORM_STORED ? (td_dtype)pl->in->values[v].dtype : pl->narrow.dtype[unit_number(pl, v)];
+    uint32_t copy = par_copy_of(pl->a, unit_number(pl, v), dtype);
+    if (copy == TD_NONE) return TD_NONE;
+    td_placement place = td_unit_at(pl->td, copy)->place;
+    td_id made = find_memo(pl, v, form, place, 0)->made;
+    if (made != TD_NONE) return made;
+    made = par_copied(pl->out, copy, reader);
+    if (made == TD_NONE) {
+        made = in_form(pl, v, form, reader);
+        if (made != TD_NONE) made = par_convert(pl->out, made, place, reader);
+        if (made == TD_NONE || !par_leave_copy(pl->out, copy, made, reader)) return TD_NONE;
+    }
+    return remember(pl, v, form, place, 0, made) ? made : TD_NONE;
+}
+
+/* Value v where it is wanted: a stored unit in the dtype of the form. */
+static td_id fetched(placer *pl, td_id v, form form, td_placement want, const td_node *reader)
+{
+    td_id made = copy_of(pl, v, form, want, reader);
+    if (made != TD_NONE) return par_convert(pl->out, made, want, reader);
+    made = gather_kept(pl, v, form, want, reader);
+    if (made != TD_NONE) return made;
+    made = in_form(pl, v, form, reader);
+    return made == TD_NONE ? TD_NONE : par_convert(pl->out, made, want, reader);
 }
 
 /* The stored unit, cast and gathered: replicated, or where it is cut the row of this rank. */
@@ -249,33 +280,52 @@ static td_id narrow_unit(placer *pl, td_id unit, const td_node *reader)
     uint32_t phase = phase_key(pl, unit, reader->phase);
     td_id made = find_memo(pl, unit, FORM_NARROW, gathered, phase)->made;
     if (made != TD_NONE) return made;
-    made = gather_kept(pl, unit, FORM_NARROW, gathered, reader);
-    if (made == TD_NONE) {
-        made = cast(pl, pl->map[unit], pl->narrow.dtype[unit_number(pl, unit)], reader);
-        if (made != TD_NONE) made = par_convert(pl->out, made, gathered, reader);
-    }
+    made = fetched(pl, unit, FORM_NARROW, gathered, reader);
     return remember(pl, unit, FORM_NARROW, gathered, phase, made) ? made : TD_NONE;
 }
 
 static bool place_source(placer *pl, uint32_t index);
 
-/* The members of narrow units that are read as they are stored, replicated: made once, for all phases, for they are small. */
-static td_id members_beside(placer *pl, const td_node *reader)
+/* The stored unit that node n of `in` reads, if it is gathered narrow; TD_NONE otherwise. */
+static td_id narrow_unit_of(const placer *pl, uint32_t n)
 {
-    if (pl->beside != TD_NONE) return pl->beside;
+    td_id v = pl->in->nodes[n].output;
+    return pl->in->nodes[n].op == &td_op_unit && pl->narrow.dtype[unit_number(pl, v)] != TD_DTYPES ? v : TD_NONE;
+}
+
+static td_id gather_members(placer *pl, const td_node *reader)
+{
     size_t bytes = td_unit_count(pl->td) * sizeof(td_id);
-    td_id *units = td_alloc(pl->td, bytes, "program");
+    td_id *units = td_alloc(pl->td, bytes, "program"), own = TD_NONE;
     if (!units) return TD_NONE;
     memset(units, 0xFF, bytes);
     for (uint32_t n = 0; n < pl->in->node_count; n++) {
-        td_id v = pl->in->nodes[n].output;
-        if (pl->in->nodes[n].op != &td_op_unit || pl->narrow.dtype[unit_number(pl, v)] == TD_DTYPES) continue;
+        td_id v = narrow_unit_of(pl, n);
+        if (v == TD_NONE) continue;
         if (pl->map[v] == TD_NONE && !place_source(pl, n)) break; /* sources have no order */
         units[unit_number(pl, v)] = pl->map[v];
     }
-    td_id own = td_error(pl->td) == TD_OK ? par_own_members(pl->out, &pl->narrow, units, reader) : TD_NONE;
+    if (td_error(pl->td) == TD_OK) own = par_own_members(pl->out, &pl->narrow, units, reader);
     td_free(pl->td, units, bytes, "program");
-    return pl->beside = own == TD_NONE ? TD_NONE : par_convert(pl->out, own, replicated, reader);
+    return own == TD_NONE ? TD_NONE : par_convert(pl->out, own, replicated, reader);
+}
+
+/* The members of narrow units that are read as they are stored, replicated: made once, for all phases, for they are small, and kept where
+ * copies of all these units are. */
+static td_id members_beside(placer *pl, const td_node *reader)
+{
+    bool copied = true;
+    if (pl->beside != TD_NONE) return pl->beside;
+    for (uint32_t n = 0; n < pl->in->node_count; n++) {
+        td_id v = narrow_unit_of(pl, n);
+        copied = copied && (v == TD_NONE || par_reads_copy(pl->a, td_unit_at(pl->td, unit_number(pl, v)), replicated));
+    }
+    uint32_t copy = copied ? par_copy_of_members(pl->td, &pl->narrow) : TD_NONE;
+    if (copy != TD_NONE) pl->beside = par_copied(pl->out, copy, reader);
+    if (pl->beside != TD_NONE || td_error(pl->td) != TD_OK) return pl->beside;
+    pl->beside = gather_members(pl, reader);
+    if (pl->beside != TD_NONE && copy != TD_NONE) par_leave_copy(pl->out, copy, pl->beside, reader);
+    return pl->beside;
 }
 
 /* View v of the unit, shown of its narrow form instead, as it is naturally. */
@@ -374,7 +424,7 @@ static td_id need(placer *pl, td_id v, td_placement want, const td_node *reader)
     if (made != TD_NONE) return made;
     made = deferred                          ? make_deferred(pl, v, want, reader)
            : is_scalar_for_host(pl, v, want) ? source(pl, v, want)
-                                             : fetched(pl, v, want, reader);
+                                             : fetched(pl, v, FORM_STORED, want, reader);
     return remember(pl, v, FORM_STORED, want, phase, made) ? made : TD_NONE;
 }
 

@@ -53,6 +53,7 @@ typedef struct par_narrow {
     int64_t *beside;                          /* of each state in such units: where it is among the members that are read as they are
                                                  stored, which come beside; -1: it is none of them */
     int64_t elements;                         /* of these members together */
+    uint64_t layout;                          /* a hash of `beside` */
     size_t bytes;
 } par_narrow;
 bool par_narrow_find(const td_program *p, par_narrow *to); /* false without memory; to be freed in any case */
@@ -62,6 +63,17 @@ uint32_t par_state_of_part(const td_program *p, td_id part);
 /* Emits what this rank has of the members that come beside: one flat value, partial where the units are sharded. unit_values: the stored
  * value of each unit that goes narrow, TD_NONE for others. */
 td_id par_own_members(td_program *p, const par_narrow *narrow, const td_id *unit_values, const td_node *reader);
+
+/* ---- Whole copies of what is stored in parts (copies.c) */
+/* Whether a reader that wants the stored unit so reads a copy of it. */
+bool par_reads_copy(const par_attached *a, const td_unit *u, td_placement want);
+/* The unit that keeps a copy of `unit` in this dtype; TD_NONE: one in another dtype is kept, or after td_fail. */
+uint32_t par_copy_of(const par_attached *a, uint32_t unit, td_dtype dtype);
+/* The same of the members of narrow units that are read as stored. */
+uint32_t par_copy_of_members(td_context *td, const par_narrow *narrow);
+/* Emits the copy's value, if it is current; TD_NONE: it must be made, and left for the steps that follow. */
+td_id par_copied(td_program *p, uint32_t copy, const td_node *reader);
+bool par_leave_copy(td_program *p, uint32_t copy, td_id value, const td_node *reader);
 
 /* ---- Collectives as operations (collectives.c) */
 typedef struct par_collective_attr { int32_t axis, last, dim, pad; } par_collective_attr; /* over axes `axis` to `last` of the mesh */

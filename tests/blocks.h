@@ -19,6 +19,7 @@ typedef struct block_job {
     int ranks, accumulate, prefetch;
     bool keep_gathered;
     int keep_group;
+    int64_t bucket_bytes;
     const char *frozen;                       /* patterns of names with commas between; NULL: none */
     double max_norm;
     bool sgd, averages;                       /* without momentum; moving averages of the parameters */
@@ -119,7 +120,8 @@ static inline int block_train(par_world *world, int rank, void *user)
     td_allocator allocator = { &memory, block_get, block_put };
     td_context *td = td_open(&(td_options){ .dtype = own.dtype, .seed = 3, .threads = 1, .poison = true, .allocator = &allocator });
     par_attach(td, world, rank, &(par_options){ .strategy = own.strategy, .keep_gathered = own.keep_gathered,
-                                                .keep_group = own.keep_group, .prefetch = own.prefetch, .offload = own.offload });
+                                                .keep_group = own.keep_group, .prefetch = own.prefetch, .offload = own.offload,
+                                                .bucket_bytes = own.bucket_bytes });
     block_net n = block_net_make(td_root(td));
     block_freeze(td_root(td), own.frozen);
     opt_optimizer *opt = own.sgd ? opt_sgd(td_root(td), &(opt_sgd_options){ .max_norm = own.max_norm })

@@ -1,6 +1,6 @@
 /* Under bf16 sharded units are gathered in the dtype that products read them in: bytes counted at the transport's calls against the
- * formulas of section 1 of the reference of strategies, with p = 2; members that something reads in f32 keep their bits; memory.
- * That curves are those of ddp, to the bit: test_curves.c.
+ * formulas of sections 1 and 2 of the reference of strategies, with p = 2; members that something reads in f32 keep their bits; memory.
+ * zero1 and zero2 keep what they gathered up to the next update. That curves are those of ddp, to the bit: test_curves.c.
  *
  * Labels: threads
  */
@@ -78,5 +78,165 @@ START_TEST(test_members_read_as_stored_keep_their_bits)
 }
 END_TEST
 
+/* ---- zero1 and zero2: copies that are kept */
+
+/* In buckets: the head and the last block; one block and a bias of the first; the rest of that; the table, which is read in f32. */
+enum { BUCKET = 4 * (BLOCK + 5 * WIDTH + 5) };
+typedef struct bucket_sizes { int64_t narrow, table, all; } bucket_sizes; /* elements */
+
+static bucket_sizes buckets_of(int ranks)
+{
+    int64_t a = 16 * ranks, table = aligned(TOKENS * WIDTH, a);
+    int64_t narrow = aligned(BLOCK + 5 * WIDTH + 5, a) + aligned(BLOCK + WIDTH, a) + aligned(BLOCK - WIDTH, a);
+    return (bucket_sizes){ narrow, table, narrow + table };
+}
+
+static block_job zero_job(const char *strategy, int ranks, int m)
+{
+    return (block_job){ .dtype = TD_BF16, .strategy = strategy, .ranks = ranks, .accumulate = m, .bucket_bytes = BUCKET };
+}
+
+/* What is gathered, all of it, and in how many calls. */
+static int64_t bytes_of_copies(int ranks)
+{
+    bucket_sizes b = buckets_of(ranks);
+    return bytes_of_parts(2 * b.narrow, ranks) + bytes_of_parts(4 * b.table, ranks) + bytes_of_sum(4 * BLOCKS * AS_STORED, ranks);
+}
+enum { COPY_CALLS = 5 };
+
+/* q P (r + p) and q P (m r + p): gathers once an update, whatever the number of micro-batches. */
+START_TEST(test_zero_gathers_in_bf16_once_an_update)
+{
+    if (!has_bf16_products()) SKIP("this processor has no bf16 matrix products");
+    for (int ranks = 2; ranks <= 4; ranks++)
+        for (int m = 1; m <= 3; m++)
+            for (int stage = 1; stage <= 2 && ROWS / m % ranks == 0; stage++) {
+                int scatters = stage == 1 ? 1 : m;
+                int64_t want = bytes_of_copies(ranks) + scatters * bytes_of_parts(4 * buckets_of(ranks).all, ranks) + 2 * m * bytes_of_sum(4, ranks);
+                block_job done = blocks_run(zero_job(stage == 1 ? "zero1" : "zero2", ranks, m));
+                ck_assert_msg(done.sent == want && done.calls == COPY_CALLS + 4 * scatters + 2 * m,
+                              "zero%d, %d ranks, accumulation %d: %lld bytes in %lld calls, expected %lld in %d", stage, ranks, m,
+                              (long long)done.sent, (long long)done.calls, (long long)want, COPY_CALLS + 4 * scatters + 2 * m);
+            }
+}
+END_TEST
+
+/* 2 P of copies, 12 P / N of parameters and moments in f32; accumulators 4 P and 4 P / N: the table's copy is in f32, and that of norms. */
+START_TEST(test_zero_holds_copies_in_bf16_and_parts_in_f32)
+{
+    if (!has_bf16_products()) SKIP("this processor has no bf16 matrix products");
+    for (int ranks = 2; ranks <= 4; ranks++)
+        for (int m = 1; m <= 2; m++) {
+            bucket_sizes b = buckets_of(ranks);
+            int64_t state = 2 * b.narrow + 4 * b.table + 4 * BLOCKS * AS_STORED + 12 * b.all / ranks + 4;
+            block_job one = blocks_run(zero_job("zero1", ranks, m)), two = blocks_run(zero_job("zero2", ranks, m));
+            ck_assert_int_eq(one.report.state_bytes, state + (m > 1 ? 4 * b.all : 0));
+            ck_assert_int_eq(two.report.state_bytes, state + (m > 1 ? 4 * b.all / ranks : 0));
+            int64_t planned = one.report.peak_bytes;
+            ck_assert_int_le(llabs(one.most_device - planned) * 100, planned);
+        }
+}
+END_TEST
+
+static const struct { const char *name; block_job job; } variants[] = {
+    { "frozen", { .frozen = "h.*.norm.*,h.1.linear.*" } },
+    { "averages", { .averages = true } },
+    { "moments in host memory", { .offload = PAR_OFFLOAD_OPTIMIZER, .accumulate = 2 } },
+    { "parameters in host memory", { .offload = PAR_OFFLOAD_PARAMETERS, .accumulate = 2 } },
+    { "sgd", { .sgd = true, .accumulate = 3 } },
+};
+
+START_TEST(test_zero_in_bf16_is_ddp_to_the_bit)
+{
+    if (!has_bf16_products()) SKIP("this processor has no bf16 matrix products");
+    for (size_t i = 0; i < sizeof variants / sizeof *variants; i++) {
+        block_job j = variants[i].job, done[3];
+        static const char *const strategies[] = { "ddp", "zero1", "zero2" };
+        for (int s = 0; s < 3; s++) {
+            j.dtype = TD_BF16, j.ranks = 2, j.bucket_bytes = BUCKET, j.strategy = strategies[s];
+            if (!j.accumulate) j.accumulate = 1;
+            done[s] = blocks_run(j);
+        }
+        for (int s = 1; s < 3; s++) {
+            bool ordered = j.accumulate == 1 || s == 1; /* zero2 sums over ranks before it sums over micro-batches */
+            double tolerance = ordered ? 0 : 1e-5;
+            for (int k = 0; k < STEPS; k++)
+                ck_assert_msg(fabs(done[s].losses[k] - done[0].losses[k]) <= tolerance * done[0].losses[k], "%s, %s: loss %d is %.9g, not %.9g",
+                              variants[i].name, strategies[s], k, done[s].losses[k], done[0].losses[k]);
+            ck_assert_msg(!ordered || (done[s].parameters == done[0].parameters && done[s].averaged == done[0].averaged), "%s, %s",
+                          variants[i].name, strategies[s]);
+        }
+    }
+}
+END_TEST
+
+/* ---- What is kept from step to step */
+
+typedef struct kept_run {
+    const char *strategy;
+    int64_t sent[6];                          /* by each step */
+    double loss[6];
+} kept_run;
+
+/* Each parameter's elements that this rank holds, halved. */
+static bool halve(td_context *td)
+{
+    for (int64_t s = 0; s < td_state_count(td); s++) {
+        td_state state = td_state_at(td, s);
+        int64_t begin, end;
+        float values[TOKENS * WIDTH];
+        if (td_state_kind_of(state) != TD_PARAMETER || !td_state_owned(state, &begin, &end)) continue;
+        if (!td_state_read(state, begin, end - begin, values)) return false;
+        for (int64_t i = 0; i < end - begin; i++) values[i] /= 2;
+        if (!td_state_write(state, begin, end - begin, values)) return false;
+    }
+    return true;
+}
+
+/* An update, an evaluation, another one, an update, and after parameters were written an evaluation and an update. */
+static int keep(par_world *world, int rank, void *user)
+{
+    static const bool updates[6] = { true, false, false, true, false, true };
+    kept_run *r = user;
+    td_context *td = td_open(&(td_options){ .dtype = TD_BF16, .seed = 3, .threads = 1, .poison = true });
+    par_attach(td, world, rank, &(par_options){ .strategy = r->strategy, .bucket_bytes = BUCKET });
+    block_net n = block_net_make(td_root(td));
+    opt_optimizer *opt = opt_adamw(td_root(td), NULL);
+    int32_t ids[ROWS], labels[ROWS];
+    for (int i = 0; i < ROWS / 2; i++) ids[i] = (rank * ROWS + i) * 7 % TOKENS, labels[i] = i % 5;
+    bool good = true;
+    for (int s = 0; s < 6 && good; s++) {
+        int64_t before = par_sent(world, rank, NULL);
+        if (s == 4) good = halve(td);
+        td_tensor loss = block_loss(td, &n, ids, labels, ROWS);
+        td_keep(loss);
+        if (updates[s]) td_backward(loss);
+        if (updates[s]) opt_step(opt, 1e-2);
+        good = good && td_step(td);
+        double value = td_item(loss);
+        if (rank == 0) r->loss[s] = value, r->sent[s] = par_sent(world, rank, NULL) - before;
+    }
+    opt_close(opt);
+    td_close(td);
+    return !good;
+}
+
+START_TEST(test_what_zero_gathered_is_kept_up_to_the_next_update)
+{
+    if (!has_bf16_products()) SKIP("this processor has no bf16 matrix products");
+    enum { RANKS = 2 };
+    kept_run ddp = { .strategy = "ddp" }, zero = { .strategy = "zero1" };
+    ck_assert_int_eq(par_run_threads(RANKS, &(par_world_options){ .timeout_s = 20 }, keep, &ddp), 0);
+    ck_assert_int_eq(par_run_threads(RANKS, &(par_world_options){ .timeout_s = 20 }, keep, &zero), 0);
+    int64_t copies = bytes_of_copies(RANKS), scatter = bytes_of_parts(4 * buckets_of(RANKS).all, RANKS), loss = bytes_of_sum(4, RANKS);
+    const int64_t want[6] = { copies + scatter + loss, copies + loss, loss, scatter + loss, copies + loss, scatter + loss };
+    for (int s = 0; s < 6; s++) {
+        ck_assert_msg(zero.sent[s] == want[s], "step %d sends %lld bytes, expected %lld", s, (long long)zero.sent[s], (long long)want[s]);
+        ck_assert_double_eq(zero.loss[s], ddp.loss[s]);
+    }
+}
+END_TEST
+
 TESTS("gather_dtype", test_blocks_are_gathered_in_bf16, test_groups_keep_blocks_in_bf16, test_what_is_gathered_takes_half_the_memory,
-      test_members_read_as_stored_keep_their_bits)
+      test_members_read_as_stored_keep_their_bits, test_zero_gathers_in_bf16_once_an_update, test_zero_holds_copies_in_bf16_and_parts_in_f32,
+      test_zero_in_bf16_is_ddp_to_the_bit, test_what_zero_gathered_is_kept_up_to_the_next_update)

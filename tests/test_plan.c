@@ -196,9 +196,9 @@ static void count_calls(planned *p)
 }
 
 /* A step of an MLP of three layers with AdamW on a world in which nothing runs. */
-static planned plan_mlp(int ranks, const char *strategy)
+static planned plan_in(td_dtype dtype, int ranks, const char *strategy)
 {
-    planned p = { .td = open_cpu(TD_F32), .world = par_world_none(ranks, 0) };
+    planned p = { .td = open_cpu(dtype), .world = par_world_none(ranks, 0) };
     ck_assert(par_attach(p.td, p.world, 0, &(par_options){ .strategy = strategy }));
     td_module root = td_root(p.td);
     nn_linear first = nn_linear_make(root, "first", WIDTH, WIDTH), second = nn_linear_make(root, "second", WIDTH, WIDTH),
@@ -217,6 +217,8 @@ static planned plan_mlp(int ranks, const char *strategy)
     count_calls(&p);
     return p;
 }
+
+static planned plan_mlp(int ranks, const char *strategy) { return plan_in(TD_F32, ranks, strategy); }
 
 static void close_planned(planned *p)
 {
@@ -274,6 +276,25 @@ START_TEST(test_zero_scatters_gradients_and_gathers_parameters)
         ck_assert_int_eq(p.sent[PAR_REDUCES], 0);
         ck_assert_int_eq(p.memory.parameters, 4 * p.elements);
         ck_assert_int_eq(p.memory.moments, 8 * p.elements / n);
+        close_planned(&p);
+    }
+}
+END_TEST
+
+/* In bf16 a rank stores its part in f32, and a copy of all in bf16 takes half of what it took in f32, to send and to hold. */
+START_TEST(test_zero_in_bf16_gathers_and_holds_half)
+{
+    if (!has_bf16_products()) SKIP("this processor has no bf16 matrix products");
+    for (size_t i = 0; i < 2 * sizeof worlds / sizeof *worlds; i++) {
+        int64_t n = worlds[i / 2];
+        planned p = plan_in(TD_BF16, (int)n, i % 2 ? "zero2" : "zero1");
+        const td_planned_memory *m = &p.memory;
+        ck_assert_int_eq(p.sent[PAR_SCATTERS], 4 * p.elements / n * (n - 1)); /* q P (r + p) */
+        ck_assert_int_eq(p.sent[PAR_GATHERS], 2 * p.elements / n * (n - 1));
+        ck_assert_int_eq(p.sent[PAR_REDUCES], 0);
+        ck_assert_int_eq(m->parameters, 2 * p.elements + 4 * p.elements / n);
+        ck_assert_int_eq(m->moments, 8 * p.elements / n);
+        ck_assert_int_le(m->parameters + m->moments + m->gradients, 6 * p.elements + 12 * p.elements / n); /* at most: gradients are scattered as they come */
         close_planned(&p);
     }
 }
@@ -587,7 +608,7 @@ TESTS("plan", test_a_ring_inside_a_host_takes_its_hops_and_its_bytes, test_a_rin
       test_a_task_takes_the_larger_of_computing_and_moving, test_a_collective_hides_behind_what_does_not_wait_for_it,
       test_collectives_follow_one_another_and_may_end_last,
       test_copies_have_a_queue_and_the_host_computes_at_its_own_rate, test_offloaded_state_is_planned_on_the_host, test_ddp_sends_twice_its_parameters_and_holds_all_state,
-      test_fsdp_gathers_twice_scatters_once_and_holds_its_share, test_zero_scatters_gradients_and_gathers_parameters,
+      test_fsdp_gathers_twice_scatters_once_and_holds_its_share, test_zero_scatters_gradients_and_gathers_parameters, test_zero_in_bf16_gathers_and_holds_half,
       test_hsdp_is_fsdp_in_a_group_and_reduces_shards_across, test_every_strategy_accounts_for_all_its_memory_and_bytes,
       test_an_accumulator_is_planned_as_if_the_step_before_had_run, test_the_largest_values_at_the_peak_are_told_by_family,
       test_what_is_alive_at_the_peak_is_printed, test_a_build_without_cuda_says_what_planning_for_a_gpu_needs,

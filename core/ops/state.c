@@ -245,8 +245,10 @@ static void unit_print(const td_program *p, const td_node *n, char *to, size_t r
     const td_unit *u = &td->units[number];
     const td_unit *named = u->member_count || u->of == TD_NONE ? u : &td->units[u->of];
     const char *first = named->member_count ? td->states[named->members[0].state].name : "";
-    const char *extra = named == u ? "" : " accumulated";
-    if (named->member_count > 1)
+    const char *extra = u->derived ? " copied" : named == u ? "" : " accumulated";
+    if (!named->member_count)
+        snprintf(to, room, "%u: members copied", number);
+    else if (named->member_count > 1)
         snprintf(to, room, "%u: %s .. %s%s", number, first, td->states[named->members[named->member_count - 1].state].name, extra);
     else
         snprintf(to, room, "%u: %s%s", number, first, extra);
