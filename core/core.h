@@ -243,8 +243,8 @@ TD_API void td_assign_at(td_state s, td_tensor value, td_here here);
 #define td_assign_if(s, value, when) td_assign_if_at((s), (value), (when), TD_HERE)
 TD_API void td_assign_if_at(td_state s, td_tensor value, td_tensor when, td_here here);
 
-/* Copies elements [begin, begin+count) of the whole state to or from host memory of the state's dtype. On several
- * ranks the elements must be ones this rank holds (td_state_owned). Runs nothing; false and an error on failure. */
+/* Copies elements [begin, begin+count) of the whole state to or from host memory of the state's dtype. On several ranks the elements
+ * must be ones this rank holds (td_state_owned), and all ranks write before the same step. Runs nothing; false and an error on failure. */
 TD_API bool td_state_read(td_state s, int64_t begin, int64_t count, void *to);
 TD_API bool td_state_write(td_state s, int64_t begin, int64_t count, const void *from);
 /* The range of s that this rank holds: [begin, end) of its elements in row-major order; of a state that ranks share along another

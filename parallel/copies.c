@@ -1,12 +1,12 @@
 /* Whole copies of sharded parameters, kept from step to step.
  *
- * Under bf16 the f32 parameter is for the update alone: where a strategy has parameters whole and their moments sharded (zero1, zero2), it is
- * stored where the moments are, and what is whole is a copy in what products read. The first step that reads the copy after an update
- * gathers it, as fsdp gathers a unit, and leaves it to all steps up to the next update: other micro-batches, evaluations. So a parameter
- * is sent once an update, in two bytes, and held in 2 + 4/N.
+ * Under bf16 the f32 parameter is for the update alone: where a strategy has parameters whole and their moments sharded (zero1, zero2),
+ * it is stored where the moments are, and what is whole is a copy in what products read. The first step that reads the copy after an
+ * update gathers it, as fsdp gathers a unit, and leaves it to all steps up to the next update: other micro-batches, evaluations. So a
+ * parameter is sent once an update, in two bytes, and held in 2 + 4/N.
  *
  * A copy is derived state (td_derived_unit): the core knows which are up to date, and plans a step for what it finds. Of a unit that is
- * gathered as it is stored the copy is in f32. Members of narrow units that are read in f32 (narrow.c) are one more, of all units together.
+ * gathered as it is stored the copy is in f32. Members of narrow units that are read in f32 (narrow.c) have one, of all units together.
  */
 #include "parallel/strategy.h"
 

@@ -7,8 +7,8 @@
  * Some values are not placed where they are recorded but made where they are read, in the placement and phase of the
  * reader: fills, random draws, spreads of replicated values (operations with TD_OP_FREE), and views of sharded units
  * with the casts and transposes of such views. So no rank makes a global mask to take a slice of it, and a unit that is
- * gathered for the forward is gathered again for the backward, unless it is the root. Where products read a unit's members in
- * bf16, each rank's part is cast and then gathered (narrow.c).
+ * gathered for the forward is gathered again for the backward, unless it is the root or a copy of it is kept (copies.c). Where products
+ * read a unit's members in bf16, each rank's part is cast and then gathered (narrow.c).
  *
  * What computes on state in host memory as it is stored, an update or an average, does so there; all else is on the device.
  *

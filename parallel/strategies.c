@@ -2,7 +2,8 @@
  *
  * When a value placed one way is read where another placement is needed, par_convert inserts the collectives that mend
  * it. So the rows below are all there is to say about a strategy. hsdp is fsdp within a group and ddp across groups. With +tp:T
- * there is one more axis, along which parameters that patterns name are cut (units.c).
+ * there is one more axis, along which parameters that patterns name are cut (units.c). Under bf16 parameters that are R where their moments
+ * are S are stored S, too, and R is a copy of them (copies.c).
  */
 #include "parallel/strategy.h"
 
