@@ -294,7 +294,8 @@ START_TEST(test_zero_in_bf16_gathers_and_holds_half)
         ck_assert_int_eq(p.sent[PAR_REDUCES], 0);
         ck_assert_int_eq(m->parameters, 2 * p.elements + 4 * p.elements / n);
         ck_assert_int_eq(m->moments, 8 * p.elements / n);
-        ck_assert_int_le(m->parameters + m->moments + m->gradients, 6 * p.elements + 12 * p.elements / n); /* at most: gradients are scattered as they come */
+        /* At most: gradients are scattered as they come. */
+        ck_assert_int_le(m->parameters + m->moments + m->gradients, 6 * p.elements + 12 * p.elements / n);
         close_planned(&p);
     }
 }
@@ -608,7 +609,8 @@ TESTS("plan", test_a_ring_inside_a_host_takes_its_hops_and_its_bytes, test_a_rin
       test_a_task_takes_the_larger_of_computing_and_moving, test_a_collective_hides_behind_what_does_not_wait_for_it,
       test_collectives_follow_one_another_and_may_end_last,
       test_copies_have_a_queue_and_the_host_computes_at_its_own_rate, test_offloaded_state_is_planned_on_the_host, test_ddp_sends_twice_its_parameters_and_holds_all_state,
-      test_fsdp_gathers_twice_scatters_once_and_holds_its_share, test_zero_scatters_gradients_and_gathers_parameters, test_zero_in_bf16_gathers_and_holds_half,
+      test_fsdp_gathers_twice_scatters_once_and_holds_its_share, test_zero_scatters_gradients_and_gathers_parameters,
+      test_zero_in_bf16_gathers_and_holds_half,
       test_hsdp_is_fsdp_in_a_group_and_reduces_shards_across, test_every_strategy_accounts_for_all_its_memory_and_bytes,
       test_an_accumulator_is_planned_as_if_the_step_before_had_run, test_the_largest_values_at_the_peak_are_told_by_family,
       test_what_is_alive_at_the_peak_is_printed, test_a_build_without_cuda_says_what_planning_for_a_gpu_needs,

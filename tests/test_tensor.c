@@ -377,7 +377,10 @@ START_TEST(test_what_is_cut_is_gathered_in_bf16)
     j.strategy = "fsdp+tp:2";
     job narrow = run(j);
     assert_same_bits(&narrow, &ddp, "in bf16");
-    j.dtype = TD_F32;
+    j.strategy = "zero1+tp:2";
+    job copied = run(j);
+    assert_same_bits(&copied, &ddp, "copied in bf16");
+    j.strategy = "fsdp+tp:2", j.dtype = TD_F32;
     job wide = run(j);
     ck_assert_int_ge(wide.sent - narrow.sent, 2 * ((UP + DOWN) / PARTS) * 2); /* forward and backward: two bytes of four an element */
     ck_assert_int_eq(wide.calls, narrow.calls);
@@ -387,6 +390,9 @@ START_TEST(test_what_is_cut_is_gathered_in_bf16)
     j.strategy = "fsdp+tp:2";
     job gathered = run(j);
     assert_same_bits(&gathered, &norms, "with norms in units that are cut");
+    j.strategy = "zero2+tp:2";
+    copied = run(j);
+    assert_same_bits(&copied, &norms, "with copies of norms in units that are cut");
 }
 END_TEST
 
