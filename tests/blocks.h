@@ -60,20 +60,6 @@ static inline td_tensor block_loss(td_context *td, const block_net *n, const int
     return td_cross_entropy(nn_linear_apply(&n->head, x), td_batch(td, "labels", TD_I32, TD_SHAPE(rows), labels));
 }
 
-/* An element that was updated nowhere, or twice, changes it. */
-static inline double block_sum_of_parameters(td_context *td)
-{
-    td_tensor total = td_fill(td, td_float(td), (td_shape){ 0 }, 0);
-    for (int64_t s = 0; s < td_state_count(td); s++) {
-        td_state state = td_state_at(td, s);
-        if (td_state_kind_of(state) != TD_PARAMETER) continue;
-        td_tensor sum = td_sum(td_use(state), TD_ALL, TD_DROP);
-        total = td_add(total, td_scale(sum, 1 + (double)(s % 7) / 4));
-    }
-    td_keep(total);
-    return td_step(td) ? td_item(total) : (double)NAN;
-}
-
 static inline void block_freeze(td_module root, const char *patterns)
 {
     char pattern[32];
@@ -154,9 +140,9 @@ static inline int block_train(par_world *world, int rank, void *user)
     own.calls = (calls - calls_before) / (STEPS - 1);
     own.report = td_last_report(td);
     own.most_device = memory.most[0], own.most_host = memory.most[1];
-    own.parameters = block_sum_of_parameters(td);
+    own.parameters = sum_of_parameters(td);
     if (ema) opt_ema_begin(ema);
-    own.averaged = ema ? block_sum_of_parameters(td) : 0;
+    own.averaged = ema ? sum_of_parameters(td) : 0;
     if (ema) opt_ema_end(ema);
     good = td_error(td) == TD_OK;
     snprintf(own.error, sizeof own.error, "%s", td_error_text(td));

@@ -168,6 +168,20 @@ static inline CHECK_UNUSED td_tensor check_randn(td_context *td, td_shape shape)
 #define ones(td, ...) td_fill((td), td_float(td), TD_SHAPE(__VA_ARGS__), 1)
 #define scalar(td, value) td_scalar((td), (value))
 
+/* Sum over parameters of their sum times a number of their own: an element that was updated nowhere, or twice, changes it. One step. */
+static inline CHECK_UNUSED double sum_of_parameters(td_context *td)
+{
+    td_tensor total = td_fill(td, td_float(td), (td_shape){ 0 }, 0);
+    for (int64_t s = 0; s < td_state_count(td); s++) {
+        td_state state = td_state_at(td, s);
+        if (td_state_kind_of(state) != TD_PARAMETER) continue;
+        td_tensor sum = td_sum(td_use(state), TD_ALL, TD_DROP);
+        total = td_add(total, td_scale(sum, 1 + (double)(s % 7) / 4));
+    }
+    td_keep(total);
+    return td_step(td) ? td_item(total) : (double)NAN;
+}
+
 /* ---- Assertions ------------------------------------------------------------------------------------------- */
 
 /* The elements of a f32 or f64 tensor as doubles, alive until the test ends. */

@@ -118,19 +118,6 @@ static bool one_update(const net *n, opt_optimizer *opt, const job *j, double *m
     return good;
 }
 
-static double sum_of_parameters(td_context *td)
-{
-    td_tensor total = td_fill(td, td_float(td), (td_shape){ 0 }, 0);
-    for (int64_t s = 0; s < td_state_count(td); s++) {
-        td_state state = td_state_at(td, s);
-        if (td_state_kind_of(state) != TD_PARAMETER) continue;
-        td_tensor sum = td_sum(td_use(state), TD_ALL, TD_DROP);
-        total = td_add(total, td_scale(sum, 1 + (double)(s % 7) / 4));
-    }
-    td_keep(total);
-    return td_step(td) ? td_item(total) : (double)NAN;
-}
-
 typedef struct run_of {
     const job *asked;
     job *done;
