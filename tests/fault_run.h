@@ -19,6 +19,7 @@
 #include <tandem/rewrite.h>
 
 #include "core/internal.h"
+#include "tests/mpirun.h"
 #include "tests/small_run.h"
 
 enum { FAULT_RANK = 1, FAULT_UPDATE = 3 }; /* who, and after how many updates */
@@ -207,21 +208,10 @@ static inline td_tensor meddle(td_tensor x, int32_t backward) { return td_record
 
 /* ---- Starting it ------------------------------------------------------------------------------------------- */
 
-/* Of the program that runs, to be started again. */
-static inline const char *fault_path(void)
-{
-    static char path[512];
-    ssize_t n = readlink("/proc/self/exe", path, sizeof path - 1);
-    path[n > 0 ? n : 0] = 0;
-    return path;
-}
-
 /* MPI leaves its files in a folder of ours, and leaks. */
 #define FAULT_ENVIRONMENT "mkdir -p left; export ASAN_OPTIONS=$ASAN_OPTIONS:detect_leaks=0 OMPI_ALLOW_RUN_AS_ROOT=1 " \
                           "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; "
 #define FAULT_MPIRUN "mpirun --oversubscribe --mca orte_tmpdir_base \"$PWD/left\" --mca btl_vader_backing_directory \"$PWD/left\" "
-
-static inline bool fault_has_mpirun(void) { return system("command -v mpirun >/dev/null 2>&1") == 0; }
 
 /* ---- The program ------------------------------------------------------------------------------------------- */
 

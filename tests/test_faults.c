@@ -12,7 +12,6 @@
 #include <fnmatch.h>
 
 #include "tests/fault_run.h"
-#include "tests/shell.h"
 
 enum { FAULTS = 5 };
 enum { START, FORWARD, REDUCE, SAVE, LOAD, PHASES };
@@ -98,7 +97,7 @@ static bool anything_in(const char *folder, const char *of)
 static int start(side where, const char *wanted, const char *token, const char *flags)
 {
     return sh(FAULT_ENVIRONMENT "export %s FAULT='%s'; timeout 30 %s '%s' --threads 1 --out out --strategy fsdp --save-every 4 "
-              "--timeout %g %s", token, wanted, where == MPI ? FAULT_MPIRUN "-n 3 " : "", fault_path(), deadlines_s[where], flags);
+              "--timeout %g %s", token, wanted, where == MPI ? FAULT_MPIRUN "-n 3 " : "", own_path(), deadlines_s[where], flags);
 }
 
 /* Of the lines that the program printed as errors; *count of them. */
@@ -178,7 +177,7 @@ END_TEST
 
 START_TEST(test_ranks_under_mpirun_end_as_said)
 {
-    if (!fault_has_mpirun()) SKIP("there is no mpirun here: install Debian's package openmpi-bin");
+    NEEDS_MPI;
     static const int phase_of[FAULTS] = { LOAD, SAVE, FORWARD, REDUCE, START };
     run_side(MPI, phase_of);
 }

@@ -6,7 +6,6 @@
 #include <fnmatch.h>
 
 #include "tests/fault_run.h"
-#include "tests/shell.h"
 
 enum { STEPS = 12 };
 
@@ -14,7 +13,7 @@ enum { STEPS = 12 };
 static int start(const char *wanted, const char *flags)
 {
     return sh(FAULT_ENVIRONMENT "export FAULT='%s'; timeout 60 '%s' --threads 1 --steps 12 --log-every 1 --timeout 5 %s", wanted,
-              fault_path(), flags);
+              own_path(), flags);
 }
 
 static int count_errors(const char *pattern)
@@ -118,9 +117,9 @@ START_TEST(test_it_is_refused_where_there_is_nothing_to_start_again)
     ck_assert_str_has(err_text, "small: --max-restarts needs --out DIR: ranks start again from its checkpoints\n");
     ck_assert_int_eq(start("none none", "--out many --max-restarts 1"), 2);
     ck_assert_str_has(err_text, "small: --max-restarts has no effect here: it is for --ranks 2 or more; leave it out\n");
-    if (!fault_has_mpirun()) return;
+    if (!has_mpirun()) return;
     int status = sh(FAULT_ENVIRONMENT "export FAULT='none none'; timeout 60 " FAULT_MPIRUN "-n 2 '%s' --out many --max-restarts 1",
-                    fault_path());
+                    own_path());
     ck_assert_int_ne(status, 0);
     ck_assert_str_has(err_text, "--max-restarts is for ranks that this program starts: let the launcher start them again, with --resume\n");
 }

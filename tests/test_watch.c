@@ -6,12 +6,11 @@
 #include <fnmatch.h>
 
 #include "tests/fault_run.h"
-#include "tests/shell.h"
 
 static int start(const char *by, const char *wanted, const char *flags)
 {
     return sh("rm -rf out; " FAULT_ENVIRONMENT "export FAULT='%s'; timeout 60 %s '%s' --threads 1 --log-every 1 --out out %s", wanted,
-              by, fault_path(), flags);
+              by, own_path(), flags);
 }
 
 /* Whether the pattern fits a line of stderr, and how many. */
@@ -67,7 +66,7 @@ END_TEST
 
 START_TEST(test_it_is_named_under_mpirun)
 {
-    if (!fault_has_mpirun()) SKIP("there is no mpirun here: install Debian's package openmpi-bin");
+    NEEDS_MPI;
     expect_named(FAULT_MPIRUN "-n 3", "nan data", "--steps 8", OF_THE_LOSS);
     expect_named(FAULT_MPIRUN "-n 3", "nan backward", "--steps 8 --strategy fsdp",
                  "small: step 4: the gradient's norm is nan: " FIRST_PART "reduce_scatter (call * of step 4); *");
@@ -107,7 +106,7 @@ START_TEST(test_a_slow_rank_is_named_once)
     expect_slow("", "--steps 70 --ranks 3");
     ck_assert_int_eq(start("", "none none", "--steps 70 --ranks 3"), 0);
     ck_assert_int_eq(count_errors("small: warning: *"), 0);
-    if (fault_has_mpirun()) expect_slow(FAULT_MPIRUN "-n 3", "--steps 70");
+    if (has_mpirun()) expect_slow(FAULT_MPIRUN "-n 3", "--steps 70");
 }
 END_TEST
 
