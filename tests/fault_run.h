@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <fnmatch.h>
 #include <glob.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -212,6 +213,16 @@ static inline td_tensor meddle(td_tensor x, int32_t backward) { return td_record
 #define FAULT_ENVIRONMENT "mkdir -p left; export ASAN_OPTIONS=$ASAN_OPTIONS:detect_leaks=0 OMPI_ALLOW_RUN_AS_ROOT=1 " \
                           "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; "
 #define FAULT_MPIRUN "mpirun --oversubscribe --mca orte_tmpdir_base \"$PWD/left\" --mca btl_vader_backing_directory \"$PWD/left\" "
+
+/* Lines of stderr that a pattern fits. */
+static inline int count_errors(const char *pattern)
+{
+    char text[sizeof err_text];
+    int count = 0;
+    memcpy(text, err_text, sizeof text);
+    for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) count += !fnmatch(pattern, line, 0);
+    return count;
+}
 
 /* ---- The program ------------------------------------------------------------------------------------------- */
 

@@ -9,7 +9,6 @@
 #define SMALL_FOLDER "faults"
 #define SHELL_FOLDER "faults"
 #include <dirent.h>
-#include <fnmatch.h>
 
 #include "tests/fault_run.h"
 

@@ -3,8 +3,6 @@
  */
 #define SMALL_FOLDER "restart"
 #define SHELL_FOLDER "restart"
-#include <fnmatch.h>
-
 #include "tests/fault_run.h"
 
 enum { STEPS = 12 };
@@ -14,15 +12,6 @@ static int start(const char *wanted, const char *flags)
 {
     return sh(FAULT_ENVIRONMENT "export FAULT='%s'; timeout 60 '%s' --threads 1 --steps 12 --log-every 1 --timeout 5 %s", wanted,
               own_path(), flags);
-}
-
-static int count_errors(const char *pattern)
-{
-    char text[sizeof err_text];
-    int count = 0;
-    memcpy(text, err_text, sizeof text);
-    for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) count += !fnmatch(pattern, line, 0);
-    return count;
 }
 
 /* The losses of a run whose metrics.jsonl has each step once, in order. */

@@ -3,24 +3,12 @@
  */
 #define SMALL_FOLDER "watch"
 #define SHELL_FOLDER "watch"
-#include <fnmatch.h>
-
 #include "tests/fault_run.h"
 
 static int start(const char *by, const char *wanted, const char *flags)
 {
     return sh("rm -rf out; " FAULT_ENVIRONMENT "export FAULT='%s'; timeout 60 %s '%s' --threads 1 --log-every 1 --out out %s", wanted,
               by, own_path(), flags);
-}
-
-/* Whether the pattern fits a line of stderr, and how many. */
-static int count_errors(const char *pattern)
-{
-    char text[sizeof err_text];
-    int count = 0;
-    memcpy(text, err_text, sizeof text);
-    for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) count += !fnmatch(pattern, line, 0);
-    return count;
 }
 
 #define FIRST_PART "stopped; rank 1's part was the first not to be finite, in "
