@@ -106,7 +106,12 @@ START_TEST(test_it_is_refused_where_there_is_nothing_to_start_again)
     ck_assert_str_has(err_text, "small: --max-restarts needs --out DIR: ranks start again from its checkpoints\n");
     ck_assert_int_eq(start("none none", "--out many --max-restarts 1"), 2);
     ck_assert_str_has(err_text, "small: --max-restarts has no effect here: it is for --ranks 2 or more; leave it out\n");
-    if (!has_mpirun()) return;
+}
+END_TEST
+
+START_TEST(test_it_is_refused_under_mpirun)
+{
+    NEEDS_MPI;
     int status = sh(FAULT_ENVIRONMENT "export FAULT='none none'; timeout 60 " FAULT_MPIRUN "-n 2 '%s' --out many --max-restarts 1",
                     own_path());
     ck_assert_int_ne(status, 0);
@@ -124,6 +129,7 @@ int main(int argc, char **argv)
         test_the_same_error_again_ends_it,
         test_a_disagreement_is_no_reason_to_start_again,
         test_it_is_refused_where_there_is_nothing_to_start_again,
+        test_it_is_refused_under_mpirun,
     };
     return check_main("restart", tests, (int)(sizeof tests / sizeof tests[0]));
 }

@@ -94,7 +94,13 @@ START_TEST(test_a_slow_rank_is_named_once)
     expect_slow("", "--steps 70 --ranks 3");
     ck_assert_int_eq(start("", "none none", "--steps 70 --ranks 3"), 0);
     ck_assert_int_eq(count_errors("small: warning: *"), 0);
-    if (has_mpirun()) expect_slow(FAULT_MPIRUN "-n 3", "--steps 70");
+}
+END_TEST
+
+START_TEST(test_a_slow_rank_is_named_under_mpirun)
+{
+    NEEDS_MPI;
+    expect_slow(FAULT_MPIRUN "-n 3", "--steps 70");
 }
 END_TEST
 
@@ -118,7 +124,7 @@ int main(int argc, char **argv)
     if (fault_wanted()) return fault_program(argc, argv);
     const TTest *const tests[] = {
         test_a_rank_whose_data_is_not_a_number_is_named, test_a_rank_whose_gradient_is_not_a_number_is_named, test_it_is_named_under_mpirun,
-        test_a_slow_rank_is_named_once, test_what_collectives_expose_is_in_every_line,
+        test_a_slow_rank_is_named_once, test_a_slow_rank_is_named_under_mpirun, test_what_collectives_expose_is_in_every_line,
     };
     return check_main("watch", tests, (int)(sizeof tests / sizeof tests[0]));
 }
