@@ -50,6 +50,23 @@ static inline int sh(const char *format, ...)
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
+/* The losses of a run's FOLDER/metrics.jsonl, which has each step once, in order: at most `room`. Returns how many. */
+static inline CHECK_UNUSED int read_losses(const char *folder, double *losses, int room)
+{
+    char path[256], line[4096];
+    int count = 0;
+    snprintf(path, sizeof path, SHELL_FOLDER "/%s/metrics.jsonl", folder);
+    FILE *from = fopen(path, "r");
+    ck_assert_msg(from != NULL, "%s: %s", path, strerror(errno));
+    while (fgets(line, sizeof line, from)) {
+        const char *step = strstr(line, "\"step\":"), *loss = strstr(line, "\"loss\":");
+        ck_assert_msg(step && loss && count < room && atoi(step + 7) == count + 1, "%s: line %d is %.200s", path, count + 1, line);
+        losses[count++] = strtod(loss + 7, NULL);
+    }
+    fclose(from);
+    return count;
+}
+
 #define ck_assert_sh(expected, ...)                                                                                    \
     do {                                                                                                               \
         int status_ = sh(__VA_ARGS__);                                                                                 \

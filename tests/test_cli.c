@@ -65,32 +65,6 @@ static void enter(void)
 /* A small model that trains in no time; what every command below begins with. */
 #define SMALL "$MLP train --data $DATA --hidden 16 --batch 24 --threads 2 --log-every 1 "
 
-/* The losses in DIR/metrics.jsonl, by step. */
-static int read_losses(const char *dir, double *losses, int room)
-{
-    char path[256];
-    snprintf(path, sizeof path, "%s/metrics.jsonl", dir);
-    FILE *from = fopen(path, "r");
-    ck_assert_ptr_nonnull(from);
-    td_context *td = open_cpu(TD_F32);
-    char *line = NULL;
-    size_t bytes = 0;
-    int count = 0;
-    while (getline(&line, &bytes, from) > 0) {
-        td_json_document *document = td_json_parse(td, line, strlen(line), path);
-        ck_assert_no_error(td);
-        const td_json *root = td_json_root(document);
-        ck_assert_int_lt(count, room);
-        ck_assert_int_eq(td_json_get(root, "step")->integer, count + 1);
-        losses[count++] = td_json_get(root, "loss")->number;
-        td_json_close(document);
-    }
-    free(line);
-    fclose(from);
-    td_close(td);
-    return count;
-}
-
 /* A number of DIR/summary.json: "params", or "accuracy" of its "eval". */
 static double summary_number(const char *path, const char *group, const char *name)
 {

@@ -48,21 +48,6 @@ static int count(const char *text, const char *part)
     return n;
 }
 
-static int read_losses(const char *folder, double *loss, int most)
-{
-    char path[64], line[1024];
-    int n = 0;
-    snprintf(path, sizeof path, SHELL_FOLDER "/%s/metrics.jsonl", folder);
-    FILE *from = fopen(path, "r");
-    ck_assert_msg(from != NULL, "%s is missing", path);
-    while (n < most && fgets(line, sizeof line, from)) {
-        const char *at = strstr(line, "\"loss\":");
-        if (at) loss[n++] = strtod(at + 7, NULL);
-    }
-    fclose(from);
-    return n;
-}
-
 /* ---- Worlds ---------------------------------------------------------------------------------------------- */
 
 START_TEST(test_ranks_train_as_those_that_the_launcher_starts)

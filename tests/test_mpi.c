@@ -232,22 +232,6 @@ END_TEST
 
 #define SMALL "$MLP train --task regress --hidden 16 --batch 24 --threads 2 --steps 12 --dtype f64 --log-every 1 --json "
 
-/* The losses of a run's metrics.jsonl. */
-static int read_losses(const char *folder, double *loss, int most)
-{
-    char path[64], line[1024];
-    int count = 0;
-    snprintf(path, sizeof path, SHELL_FOLDER "/%s/metrics.jsonl", folder);
-    FILE *from = fopen(path, "r");
-    ck_assert_msg(from != NULL, "%s is missing", path);
-    while (count < most && fgets(line, sizeof line, from)) {
-        const char *at = strstr(line, "\"loss\":");
-        if (at) loss[count++] = strtod(at + 7, NULL);
-    }
-    fclose(from);
-    return count;
-}
-
 START_TEST(test_the_mlp_trains_as_on_one_rank)
 {
     NEEDS_MPI;

@@ -14,29 +14,11 @@ static int start(const char *wanted, const char *flags)
               own_path(), flags);
 }
 
-/* The losses of a run whose metrics.jsonl has each step once, in order. */
-static void read_losses(const char *out, double losses[STEPS])
-{
-    char path[64], line[1024];
-    int step = 0;
-    snprintf(path, sizeof path, SHELL_FOLDER "/%s/metrics.jsonl", out);
-    FILE *from = fopen(path, "r");
-    ck_assert_ptr_nonnull(from);
-    while (fgets(line, sizeof line, from)) {
-        const char *at = strstr(line, "\"step\":"), *loss = strstr(line, "\"loss\":");
-        ck_assert(at && loss && step < STEPS);
-        ck_assert_int_eq(atoi(at + 7), step + 1);
-        losses[step++] = strtod(loss + 7, NULL);
-    }
-    fclose(from);
-    ck_assert_int_eq(step, STEPS);
-}
-
 static void expect_same_curve(const char *a, const char *b)
 {
     double x[STEPS], y[STEPS];
-    read_losses(a, x);
-    read_losses(b, y);
+    ck_assert_int_eq(read_losses(a, x, STEPS), STEPS);
+    ck_assert_int_eq(read_losses(b, y, STEPS), STEPS);
     for (int i = 0; i < STEPS; i++) ck_assert_msg(x[i] == y[i], "step %d: %.17g, not %.17g", i + 1, y[i], x[i]);
     ck_assert_sh(0, "for out in %s %s; do grep -o '\"final_loss\":[^,]*' $out/summary.json; done | uniq | wc -l | grep -x 1", a, b);
 }
