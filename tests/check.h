@@ -235,6 +235,14 @@ static inline CHECK_UNUSED void check_tensor_near(td_tensor a, td_tensor b, doub
 /* The same for n doubles in memory. */
 #define ck_assert_near(a, b, n, tolerance) check_near((a), (b), (n), (tolerance), #a " near " #b, __FILE__, __LINE__)
 
+/* How many times the part is in the text. */
+static inline CHECK_UNUSED int count_of(const char *text, const char *part)
+{
+    int count = 0;
+    for (const char *at = text; (at = strstr(at, part)); at += strlen(part)) count++;
+    return count;
+}
+
 #define ck_assert_str_has(text, part)                                                                      \
     do {                                                                                                   \
         const char *text_ = (text), *part_ = (part);                                                       \

@@ -239,13 +239,6 @@ END_TEST
 #define SLOW(ms) ON_DISK "DISK_DELAY_MS=" #ms " "
 #define SMALL "$MLP train " TABLE "--hidden 37,22 " SCHEDULED "--schedule-steps 9 "
 
-static int lines_of(const char *text, const char *with)
-{
-    int count = 0;
-    for (const char *at = text; (at = strstr(at, with)); at++) count++;
-    return count;
-}
-
 START_TEST(test_training_goes_on_while_a_checkpoint_is_written)
 {
     static const char *const ways[] = { "", "--ranks 3 --strategy fsdp" };
@@ -334,7 +327,7 @@ START_TEST(test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint)
         char says[160];
         snprintf(says, sizeof says, "full/checkpoints/.step-3/rank-%d.safetensors: cannot be written: No space left on device", rank);
         ck_assert_str_has(err_text, says);
-        ck_assert_int_eq(lines_of(err_text, "\n"), 1);
+        ck_assert_int_eq(count_of(err_text, "\n"), 1);
         ck_assert_sh(0, "ls full/checkpoints && ! ls -d full/checkpoints/.step-3");
         ck_assert_str_eq(out_text, "step-2\n");
         ck_assert_sh(0, "$MLP train --resume --steps 7 --out full && ! ls -d full/checkpoints/.step-*");
@@ -368,7 +361,7 @@ START_TEST(test_what_is_wrong_with_a_checkpoint_is_named)
         ck_assert_sh(0, "rm -rf wrong; cp -r right wrong; %s", cases[i].damage);
         ck_assert_sh(1, "$MLP train --resume --steps 4 --out wrong --ranks 2 --strategy fsdp");
         ck_assert_str_has(err_text, cases[i].says);
-        ck_assert_int_eq(lines_of(err_text, "\n"), 1);
+        ck_assert_int_eq(count_of(err_text, "\n"), 1);
     }
 }
 END_TEST

@@ -111,25 +111,18 @@ START_TEST(test_bits_are_those_of_the_operations_one_by_one)
 }
 END_TEST
 
-static int count(const char *text, const char *what)
-{
-    int found = 0;
-    for (const char *at = strstr(text, what); at; at = strstr(at + 1, what)) found++;
-    return found;
-}
-
 /* Two norms a block and one behind: all are read by products. Of their gradients the last has nothing to be added to, and the first gives
  * x's, which nobody wants. */
 START_TEST(test_norms_write_16_bits_and_add_gradients)
 {
     if (!has_bf16_products()) SKIP("this processor has no bf16 matrix products");
     train(&forms[2], NULL, &with);
-    ck_assert_int_eq(count(with.program, "layer_norm[eps 1e-05 to bf16]"), 5);
-    ck_assert_int_eq(count(with.program, "norm_gradient[eps 1e-05 + r to bf16]"), 3);
-    ck_assert_int_eq(count(with.program, "norm_gradient[eps 1e-05 to bf16]"), 1);
+    ck_assert_int_eq(count_of(with.program, "layer_norm[eps 1e-05 to bf16]"), 5);
+    ck_assert_int_eq(count_of(with.program, "norm_gradient[eps 1e-05 + r to bf16]"), 3);
+    ck_assert_int_eq(count_of(with.program, "norm_gradient[eps 1e-05 to bf16]"), 1);
     train(&forms[0], NULL, &with);
-    ck_assert_int_eq(count(with.program, "layer_norm[eps 1e-05]"), 5);
-    ck_assert_int_eq(count(with.program, "norm_gradient[eps 1e-05 + r]"), 3);
+    ck_assert_int_eq(count_of(with.program, "layer_norm[eps 1e-05]"), 5);
+    ck_assert_int_eq(count_of(with.program, "norm_gradient[eps 1e-05 + r]"), 3);
 }
 END_TEST
 
@@ -183,10 +176,10 @@ START_TEST(test_a_loss_comes_with_its_gradient)
 {
     for (int kind = 0; kind < 3; kind++) {
         classify(kind, NULL, &with);
-        ck_assert_int_eq(count(with.program, "cross_entropy_gradient"), 1);
-        ck_assert_int_eq(count(with.program, "cross_entropy_rows"), kind == 2);
+        ck_assert_int_eq(count_of(with.program, "cross_entropy_gradient"), 1);
+        ck_assert_int_eq(count_of(with.program, "cross_entropy_rows"), kind == 2);
         classify(kind, "-fuse", &without);
-        ck_assert_int_eq(count(without.program, "cross_entropy_rows"), 1);
+        ck_assert_int_eq(count_of(without.program, "cross_entropy_rows"), 1);
         ck_assert_mem_eq(with.losses, without.losses, sizeof with.losses);
         ck_assert(with.losses[STEPS - 1] < with.losses[0]);
     }
@@ -221,7 +214,7 @@ static void check_gpu_program(const form *f, const char *product)
     model m = model_make(td, f);
     record(td, &m);
     char *text = on_a_gpu(td);
-    ck_assert_msg(count(text, product) == 4, "%s: %d times %s in\n%s", f->note, count(text, product), product, text);
+    ck_assert_msg(count_of(text, product) == 4, "%s: %d times %s in\n%s", f->note, count_of(text, product), product, text);
     td_free(td, text, strlen(text) + 1, "host");
     td_close(td);
 }
@@ -243,9 +236,9 @@ START_TEST(test_weights_are_parts_of_one_copy_on_a_gpu)
     record(td, &m);
     char *text = on_a_gpu(td);
     const char *copy = strstr(text, "= cast[bf16] %1 ");
-    ck_assert_msg(strstr(text, "%1 = unit[0") && copy && count(text, "= cast[bf16] %1 ") == 1, "%s", text);
-    ck_assert_int_eq(count(text, "bf16 (48, 48)"), 2 + 1);     /* two of attention, and the head */
-    ck_assert_int_eq(count(text, "bf16 (96, 48)"), 2);
+    ck_assert_msg(strstr(text, "%1 = unit[0") && copy && count_of(text, "= cast[bf16] %1 ") == 1, "%s", text);
+    ck_assert_int_eq(count_of(text, "bf16 (48, 48)"), 2 + 1);     /* two of attention, and the head */
+    ck_assert_int_eq(count_of(text, "bf16 (96, 48)"), 2);
     for (const char *line = text, *end; (end = strchr(line, '\n')); line = end + 1)
         if (strstr(line, "bf16 (96, 48)") && strstr(line, "bf16 (96, 48)") < end)
             ck_assert_msg(!memcmp(strchr(line, '=') + 2, "part[at", 7), "%s", text);

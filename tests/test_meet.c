@@ -41,13 +41,6 @@ static const char *statuses(void)
     return at ? at : "";
 }
 
-static int count(const char *text, const char *part)
-{
-    int n = 0;
-    for (; (text = strstr(text, part)); text += strlen(part)) n++;
-    return n;
-}
-
 /* ---- Worlds ---------------------------------------------------------------------------------------------- */
 
 START_TEST(test_ranks_train_as_those_that_the_launcher_starts)
@@ -56,8 +49,8 @@ START_TEST(test_ranks_train_as_those_that_the_launcher_starts)
     ck_assert_sh(0, "rm -rf met launched; " SMALL "--ranks 4 --strategy fsdp --out launched");
     start(FOUR(SMALL "--strategy fsdp --out met "));
     ck_assert_msg(!strcmp(statuses(), "[ 0 0 0 0 ]\n"), "%.900s%.900s", out_text, err_text);
-    ck_assert_int_eq(count(out_text, "world: 4 ranks on 1 host, transport local, device cpu, strategy fsdp\n"), 1);
-    ck_assert_int_eq(count(out_text, "step 12/12"), 1);
+    ck_assert_int_eq(count_of(out_text, "world: 4 ranks on 1 host, transport local, device cpu, strategy fsdp\n"), 1);
+    ck_assert_int_eq(count_of(out_text, "step 12/12"), 1);
     ck_assert_int_eq(read_losses("launched", launched, 12), 12);
     ck_assert_int_eq(read_losses("met", met, 12), 12);
     for (int i = 0; i < 12; i++) ck_assert_double_eq(met[i], launched[i]);
@@ -69,7 +62,7 @@ START_TEST(test_a_signal_to_one_rank_saves_and_ends_all)
     start("rm -rf saved; " TWO(ENDLESS "--out saved ")
           TRAINING "kill -TERM $!;");
     ck_assert_msg(!strcmp(statuses(), "[ 0 0 ]\n"), "%.900s%.900s", out_text, err_text);
-    ck_assert_int_eq(count(out_text, "stopped by a signal after step "), 1);
+    ck_assert_int_eq(count_of(out_text, "stopped by a signal after step "), 1);
     ck_assert_sh(0, "ls saved/checkpoints/step-*/manifest.json");
 }
 END_TEST
@@ -83,7 +76,7 @@ static void expect_end(const char *commands, const char *status, const char *mes
     start(commands);
     double seconds = par_seconds() - begin;
     ck_assert_msg(!strncmp(statuses(), status, strlen(status)), "%.300s: %.900s%.900s", message, out_text, err_text);
-    ck_assert_msg(strstr(err_text, message) && count(err_text, "mlp: ") == 1, "%s: %.900s", message, err_text);
+    ck_assert_msg(strstr(err_text, message) && count_of(err_text, "mlp: ") == 1, "%s: %.900s", message, err_text);
     ck_assert_msg(seconds < 1 + 5, "%s: %g s", message, seconds);
 }
 
