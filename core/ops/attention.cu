@@ -5,7 +5,7 @@
  * over queries for dq, and over keys, with tiles of queries, for dk and dv.
  */
 #include "core/ops/attention_flash.cuh"
-#include "core/ops/number.cuh"
+#include "core/ops/group.cuh"
 
 enum { WARPS = 4, ROWS = 4, BLOCK = WARPS * ROWS, TILE = 32, THREADS = WARPS * 32, WIDEST = 256 };
 
@@ -62,11 +62,11 @@ static __global__ void __launch_bounds__(THREADS) forward(const __grid_constant_
             int64_t row = first + warp * ROWS + r;
             bool seen = row < f.at.rows && sees(f, position + warp * ROWS + r, tile + lane, limit);
             float s = f.scale * dot(q + (warp * ROWS + r) * depth, keys + lane * (depth + 1), depth);
-            float here = td_warp_max(seen ? s : -INFINITY), largest = here > most[r] || here != here ? here : most[r];
+            float here = td_group_join<32>(seen ? s : -INFINITY, td_largest()), largest = td_largest()(most[r], here);
             if (largest == -INFINITY) continue; /* the whole warp: none is seen yet */
             float p = seen ? expf(s - largest) : 0, shrink = expf(most[r] - largest);
             most[r] = largest;
-            total[r] = total[r] * shrink + td_warp_sum(p);
+            total[r] = total[r] * shrink + td_group_join<32>(p, td_plus());
             p *= kept_of(f, sequence, head, row, tile + lane);
             for (int c = 0; c < PARTS; c++) sum[r][c] *= shrink;
             for (int j = 0; j < TILE; j++) {
@@ -98,7 +98,7 @@ static __global__ void inner_products(const __grid_constant__ flash f)
     const T *o = (const T *)f.o + element(f.at.o, sequence, head, row), *dy = (const T *)f.dy + element(f.at.dy, sequence, head, row);
     float sum = 0;
     for (int64_t c = lane; c < f.at.values; c += 32) sum += td_wide(o[c]) * td_wide(dy[c]);
-    sum = td_warp_sum(sum);
+    sum = td_group_join<32>(sum, td_plus());
     if (lane == 0) f.inner[at] = sum;
 }
 

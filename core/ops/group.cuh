@@ -59,6 +59,11 @@ struct td_plus {
     template <typename A> __device__ __forceinline__ A operator()(A a, A b) const { return a + b; }
 };
 
+/* The largest; a NaN is larger than any number. */
+struct td_largest {
+    template <typename A> __device__ __forceinline__ A operator()(A a, A b) const { return b > a || b != b ? b : a; }
+};
+
 /* An element and where it is in its row; index -1: none. */
 template <typename A> struct td_place {
     A value;

@@ -29,20 +29,4 @@ template <typename T, int count> struct __align__(sizeof(T) * count) td_pack {
     default: break;                                                                                    \
     }
 
-/* Sum and maximum over a warp: all lanes get it, in an order that never changes. */
-static __device__ __forceinline__ float td_warp_sum(float x)
-{
-    for (int lane = 16; lane; lane >>= 1) x += __shfl_xor_sync(0xFFFFFFFF, x, lane);
-    return x;
-}
-
-static __device__ __forceinline__ float td_warp_max(float x) /* a NaN is the largest */
-{
-    for (int lane = 16; lane; lane >>= 1) {
-        float other = __shfl_xor_sync(0xFFFFFFFF, x, lane);
-        x = other > x || other != other ? other : x;
-    }
-    return x;
-}
-
 #endif

@@ -31,24 +31,17 @@ static __device__ __forceinline__ void put(int32_t *to, int64_t x) { *to = (int3
 static __device__ __forceinline__ void put(int64_t *to, int64_t x) { *to = x; }
 static __device__ __forceinline__ void put(uint8_t *to, int64_t x) { *to = (uint8_t)x; }
 
-template <typename A> struct sum_of {
+template <typename A> struct sum_of : td_plus {
     typedef A value;
     static __device__ __forceinline__ A start() { return 0; }
-    __device__ __forceinline__ A operator()(A a, A b) const { return a + b; }
 };
 
-/* A NaN is the largest. */
-template <typename A> struct max_of;
-template <> struct max_of<float> {
-    typedef float value;
-    static __device__ __forceinline__ float start() { return -CUDART_INF_F; }
-    __device__ __forceinline__ float operator()(float a, float b) const { return b > a || b != b ? b : a; }
+template <typename A> struct max_of : td_largest {
+    typedef A value;
+    static __device__ __forceinline__ A start();
 };
-template <> struct max_of<int64_t> {
-    typedef int64_t value;
-    static __device__ __forceinline__ int64_t start() { return INT64_MIN; }
-    __device__ __forceinline__ int64_t operator()(int64_t a, int64_t b) const { return b > a ? b : a; }
-};
+template <> __device__ __forceinline__ float max_of<float>::start() { return -CUDART_INF_F; }
+template <> __device__ __forceinline__ int64_t max_of<int64_t>::start() { return INT64_MIN; }
 
 /* ---- Kernels ---------------------------------------------------------------------------------------------- */
 
