@@ -42,10 +42,7 @@ static __global__ void __launch_bounds__(THREADS) forward(const __grid_constant_
     int64_t blocks = blocks_of(f.at.rows), at_head = blockIdx.x / blocks, first = blockIdx.x % blocks * BLOCK;
     int64_t head = at_head % f.at.heads, sequence = at_head / f.at.heads;
     int64_t shared = head / (f.at.heads / f.at.shared), limit = keys_of(f, sequence), position = position_of(f, sequence, first);
-    int64_t begin = 0, end = limit, last = position + BLOCK - 1;
-    if (f.causal && last + 1 < end) end = last + 1;
-    if (f.window && last + f.window < end) end = last + f.window;
-    if (f.window && position - f.window + 1 > 0) begin = (position - f.window + 1) / TILE * TILE;
+    keys_range range = range_of<BLOCK, TILE>(f, position, limit);
     load_rows<T>(q, f.q, f.at.q, sequence, head, first, BLOCK, f.at.rows, depth, depth);
     float most[ROWS], total[ROWS], sum[ROWS][PARTS];
     for (int r = 0; r < ROWS; r++) {
@@ -53,7 +50,7 @@ static __global__ void __launch_bounds__(THREADS) forward(const __grid_constant_
         total[r] = 0;
         for (int c = 0; c < PARTS; c++) sum[r][c] = 0;
     }
-    for (int64_t tile = begin; tile < end; tile += TILE) {
+    for (int64_t tile = range.begin; tile < range.end; tile += TILE) {
         __syncthreads();
         load_rows<T>(keys, f.key, f.at.key, sequence, shared, tile, TILE, limit, depth, depth + 1);
         load_rows<T>(v, f.value, f.at.value, sequence, shared, tile, TILE, limit, values, values);
@@ -111,16 +108,13 @@ static __global__ void __launch_bounds__(THREADS) backward_queries(const __grid_
     int64_t blocks = blocks_of(f.at.rows), at_head = blockIdx.x / blocks, first = blockIdx.x % blocks * BLOCK;
     int64_t head = at_head % f.at.heads, sequence = at_head / f.at.heads;
     int64_t shared = head / (f.at.heads / f.at.shared), limit = keys_of(f, sequence), position = position_of(f, sequence, first);
-    int64_t begin = 0, end = limit, last = position + BLOCK - 1;
-    if (f.causal && last + 1 < end) end = last + 1;
-    if (f.window && last + f.window < end) end = last + f.window;
-    if (f.window && position - f.window + 1 > 0) begin = (position - f.window + 1) / TILE * TILE;
+    keys_range range = range_of<BLOCK, TILE>(f, position, limit);
     load_rows<T>(q, f.q, f.at.q, sequence, head, first, BLOCK, f.at.rows, depth, depth);
     load_rows<T>(dy, f.dy, f.at.dy, sequence, head, first, BLOCK, f.at.rows, values, values);
     float sum[ROWS][PARTS];
     for (int r = 0; r < ROWS; r++)
         for (int c = 0; c < PARTS; c++) sum[r][c] = 0;
-    for (int64_t tile = begin; tile < end; tile += TILE) {
+    for (int64_t tile = range.begin; tile < range.end; tile += TILE) {
         __syncthreads();
         load_rows<T>(keys, f.key, f.at.key, sequence, shared, tile, TILE, limit, depth, depth + 1);
         load_rows<T>(v, f.value, f.at.value, sequence, shared, tile, TILE, limit, values, values + 1);
@@ -217,12 +211,6 @@ extern "C" bool td_attention_general_prepare(td_context *td, const td_kernel *k,
     out->workspace_bytes = k->op == &td_op_attention ? 0 : at.batch * at.heads * at.rows * (int64_t)sizeof(float);
     return true;
 }
-
-#define LAUNCH(kernel, blocks, bytes, ...)                                                                     \
-    do {                                                                                                       \
-        auto launched = kernel;                                                                                \
-        if (allow_shared_memory(k, (const void *)launched, bytes)) launched<<<blocks, THREADS, bytes, td_stream(k)>>>(__VA_ARGS__); \
-    } while (0)
 
 /* `launch` with PARTS the number of columns a lane has. */
 #define WITH_PARTS(f, ...)                                                                                     \

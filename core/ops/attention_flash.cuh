@@ -43,6 +43,21 @@ static __device__ __forceinline__ int64_t keys_of(const flash &f, int64_t sequen
     return keys < 0 ? 0 : keys > f.at.keys ? f.at.keys : keys;
 }
 
+/* Keys that any of `rows` queries from position `at` on sees, from a multiple of `tile` on. */
+typedef struct keys_range {
+    int64_t begin, end;
+} keys_range;
+
+template <int rows, int tile> static __device__ __forceinline__ keys_range range_of(const flash &f, int64_t at, int64_t limit)
+{
+    keys_range r = { 0, limit };
+    int64_t last = at + rows - 1;
+    if (f.causal && last + 1 < r.end) r.end = last + 1;
+    if (f.window && last + f.window < r.end) r.end = last + f.window;
+    if (f.window && at - f.window + 1 > 0) r.begin = (at - f.window + 1) / tile * tile;
+    return r;
+}
+
 /* Where the draw of a query's keys begins: dropout is keyed by the index in the global (B, H, T, S). */
 static __device__ __forceinline__ uint64_t draw_of(const flash &f, int64_t sequence, int64_t head, int64_t row)
 {
@@ -91,5 +106,12 @@ static inline bool allow_shared_memory(const td_kernel *k, const void *kernel, s
            td_cuda_ok(k->run->td, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
                       "asking for shared memory");
 }
+
+/* Blocks of the kernel, of THREADS threads and with so many bytes of shared memory, for call k. */
+#define LAUNCH(kernel, blocks, bytes, ...)                                                                                          \
+    do {                                                                                                                            \
+        auto launched = kernel;                                                                                                     \
+        if (allow_shared_memory(k, (const void *)launched, bytes)) launched<<<blocks, THREADS, bytes, td_stream(k)>>>(__VA_ARGS__); \
+    } while (0)
 
 #endif

@@ -32,21 +32,6 @@ static __device__ __forceinline__ place place_of(int64_t rows, int64_t heads, bo
     return { head / heads, head % heads, (last_first ? blocks - 1 - block : block) * BLOCK };
 }
 
-/* Keys that any of BLOCK queries from position `at` on sees, from a multiple of TILE on. */
-typedef struct keys_range {
-    int64_t begin, end;
-} keys_range;
-
-static __device__ __forceinline__ keys_range range_of(const flash &f, int64_t at, int64_t limit)
-{
-    keys_range r = { 0, limit };
-    int64_t last = at + BLOCK - 1;
-    if (f.causal && last + 1 < r.end) r.end = last + 1;
-    if (f.window && last + f.window < r.end) r.end = last + f.window;
-    if (f.window && at - f.window + 1 > 0) r.begin = (at - f.window + 1) / TILE * TILE;
-    return r;
-}
-
 /* 2^x, to the last bit or two; 0 for -infinity. */
 static __device__ __forceinline__ float power(float x)
 {
@@ -92,7 +77,7 @@ static __global__ void __launch_bounds__(THREADS, (D <= 64 ? 3 : 2)) forward(con
     place at = place_of(f.at.rows, f.at.heads, true);
     int64_t shared = at.head / (f.at.heads / f.at.shared), limit = keys_of(f, at.sequence),
             position = position_of(f, at.sequence, at.first);
-    keys_range range = range_of(f, position, limit);
+    keys_range range = range_of<BLOCK, TILE>(f, position, limit);
     const T *key_rows = (const T *)f.key + element(f.at.key, at.sequence, shared, 0),
             *value_rows = (const T *)f.value + element(f.at.value, at.sequence, shared, 0);
     const T *query_rows = (const T *)f.q + element(f.at.q, at.sequence, at.head, 0);
@@ -209,7 +194,7 @@ static __global__ void __launch_bounds__(THREADS, (D <= 64 ? 3 : 2)) backward_qu
     place at = place_of(f.at.rows, f.at.heads, true);
     int64_t shared = at.head / (f.at.heads / f.at.shared), limit = keys_of(f, at.sequence),
             position = position_of(f, at.sequence, at.first);
-    keys_range range = range_of(f, position, limit);
+    keys_range range = range_of<BLOCK, TILE>(f, position, limit);
     const T *key_rows = (const T *)f.key + element(f.at.key, at.sequence, shared, 0),
             *value_rows = (const T *)f.value + element(f.at.value, at.sequence, shared, 0);
     td_device_random random = {};
@@ -432,12 +417,6 @@ static bool blocks_for(int64_t rows, int64_t heads, unsigned *blocks)
     *blocks = (unsigned)count;
     return count > 0;
 }
-
-#define LAUNCH(kernel, blocks, bytes, ...)                                                                                       \
-    do {                                                                                                                         \
-        auto launched = kernel;                                                                                                  \
-        if (allow_shared_memory(k, (const void *)launched, bytes)) launched<<<blocks, THREADS, bytes, td_stream(k)>>>(__VA_ARGS__); \
-    } while (0)
 
 template <typename T, int D, bool DROPS> static void launch_forward(const td_kernel *k, const flash &f)
 {
