@@ -102,6 +102,15 @@ td_attention_layout td_attention_layout_of(const td_kernel *k)
     };
 }
 
+static bool is_aligned(const td_heads *x) { return x->at % 8 == 0 && x->batch % 8 == 0 && x->head % 8 == 0 && x->row % 8 == 0; }
+
+bool td_attention_aligned(const td_kernel *k, const td_attention_layout *at)
+{
+    bool forward = is_aligned(&at->q) && is_aligned(&at->key) && is_aligned(&at->value) && is_aligned(&at->o);
+    if (k->op == &td_op_attention) return forward;
+    return forward && is_aligned(&at->dy) && is_aligned(&at->dq) && is_aligned(&at->dk) && is_aligned(&at->dv);
+}
+
 /* What is known only when the kernel runs: where this rank's part lies in the draw. */
 static void find_draw(attention *w)
 {

@@ -23,6 +23,8 @@ extern "C" {
 
 /* attention_cpu.c, which both devices share. */
 td_attention_layout td_attention_layout_of(const td_kernel *k);
+/* Every row of the call's operands and results lies at a multiple of 8 elements: 16 bytes, where they are of 16 bits. */
+bool td_attention_aligned(const td_kernel *k, const td_attention_layout *at);
 
 /* device_attention.c: the operations, which choose among the ways below. */
 TD_CUDA_KERNEL(td_attention_cuda);

@@ -400,15 +400,11 @@ static __global__ void __launch_bounds__(THREADS, (D <= 64 ? 3 : 2))
 
 /* ---- Launches */
 
-static bool is_aligned(const td_heads *x) { return x->at % 8 == 0 && x->batch % 8 == 0 && x->head % 8 == 0 && x->row % 8 == 0; }
-
 extern "C" bool td_attention_tensor_serves(const td_kernel *k)
 {
     td_attention_layout at = td_attention_layout_of(k);
-    bool narrow = k->in[0].dtype == TD_BF16 || k->in[0].dtype == TD_F16, backward = k->op != &td_op_attention;
-    bool aligned = is_aligned(&at.q) && is_aligned(&at.key) && is_aligned(&at.value) && is_aligned(&at.o);
-    if (backward) aligned = aligned && is_aligned(&at.dy) && is_aligned(&at.dq) && is_aligned(&at.dk) && is_aligned(&at.dv);
-    return narrow && aligned && at.depth == at.values && at.depth > 0 && at.depth % 8 == 0 && at.depth <= WIDEST;
+    bool narrow = k->in[0].dtype == TD_BF16 || k->in[0].dtype == TD_F16;
+    return narrow && td_attention_aligned(k, &at) && at.depth == at.values && at.depth > 0 && at.depth % 8 == 0 && at.depth <= WIDEST;
 }
 
 static bool blocks_for(int64_t rows, int64_t heads, unsigned *blocks)

@@ -181,19 +181,15 @@ static void backward(builder *b)
 
 /* ---- Plans */
 
-static bool is_aligned(const td_heads *x) { return x->at % 8 == 0 && x->batch % 8 == 0 && x->head % 8 == 0 && x->row % 8 == 0; }
-
 bool td_attention_graph_serves(const td_kernel *k)
 {
     const td_attention_attr *attr = k->attr;
     bool is_backward = k->op == &td_op_attention_gradient, narrow = k->in[0].dtype == TD_BF16 || k->in[0].dtype == TD_F16;
     td_attention_layout at = td_attention_layout_of(k);
     for (int i = 0; is_backward && i < k->outputs; i++) narrow = narrow && k->out[i].dtype == k->in[0].dtype;
-    bool aligned = is_aligned(&at.q) && is_aligned(&at.key) && is_aligned(&at.value) && is_aligned(&at.o);
-    if (is_backward) aligned = aligned && is_aligned(&at.dy) && is_aligned(&at.dq) && is_aligned(&at.dk) && is_aligned(&at.dv);
     bool sizes = at.batch && at.heads && at.rows > 1 && at.keys >= at.rows && at.depth == at.values && at.depth % 8 == 0 && at.depth &&
                  at.depth <= 128;
-    return narrow && aligned && sizes && attr->p == 0 && !attr->window && !attr->lengths && !attr->positions;
+    return narrow && td_attention_aligned(k, &at) && sizes && attr->p == 0 && !attr->window && !attr->lengths && !attr->positions;
 }
 
 td_attention_form td_attention_form_of(const td_kernel *k)
