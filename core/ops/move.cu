@@ -6,30 +6,13 @@
  */
 #include "core/device_cuda.h"
 #include "core/ops/stored.cuh"
+#include "core/ops/unit.cuh"
 
 extern "C" {
 #include "core/ops/divisor.h"
 }
 
 enum { THREADS = 256, MOST_BLOCKS = 1 << 16, LARGEST_INDEX = 0x7FFFFFFF };
-
-/* The largest power of two up to 16 that divides all that is or'ed into `bits`: sizes and addresses in bytes. */
-static int unit_of(uint64_t bits)
-{
-    int unit = 16;
-    while (bits % (uint64_t)unit) unit /= 2;
-    return unit;
-}
-
-/* Calls `what` with U a type of `unit` bytes. */
-#define UNITS(unit, what)                                        \
-    switch (unit) {                                              \
-    case 16: { typedef uint4 U; what; break; }                   \
-    case 8:  { typedef uint2 U; what; break; }                   \
-    case 4:  { typedef uint32_t U; what; break; }                \
-    case 2:  { typedef uint16_t U; what; break; }                \
-    default: { typedef uint8_t U; what; break; }                 \
-    }
 
 /* Splits an index: *rest = index / by, and the remainder is returned. */
 static __device__ __forceinline__ uint32_t split(uint32_t index, td_divisor by, uint32_t *rest)
@@ -142,12 +125,12 @@ static void gather(const td_kernel *k, const transposition *t, int unit)
 {
     int64_t total = t->outer * t->rows * t->middle * t->columns * t->inner;
     if (total > LARGEST_INDEX) {
-        UNITS(unit, (gather_many_runs<U><<<blocks_for(total), THREADS, 0, td_stream(k)>>>(*t, total)));
+        TD_UNITS(unit, (gather_many_runs<U><<<blocks_for(total), THREADS, 0, td_stream(k)>>>(*t, total)));
         return;
     }
     td_divisor inner = td_divisor_of((uint32_t)t->inner), rows = td_divisor_of((uint32_t)t->rows);
     td_divisor middle = td_divisor_of((uint32_t)t->middle), columns = td_divisor_of((uint32_t)t->columns);
-    UNITS(unit, (gather_runs<U><<<blocks_for(total), THREADS, 0, td_stream(k)>>>(*t, (uint32_t)total, inner, rows, middle, columns)));
+    TD_UNITS(unit, (gather_runs<U><<<blocks_for(total), THREADS, 0, td_stream(k)>>>(*t, (uint32_t)total, inner, rows, middle, columns)));
 }
 
 extern "C" void td_transpose_cuda(const td_kernel *k)
@@ -157,7 +140,7 @@ extern "C" void td_transpose_cuda(const td_kernel *k)
     int a = attr->a < attr->b ? attr->a : attr->b, b = attr->a < attr->b ? attr->b : attr->a;
     if (!td_arg_elements(&k->in[0])) return;
     int64_t bytes = td_shape_product(in, b + 1, (int)in.rank) * td_dtype_size(k->in[0].dtype);
-    int unit = unit_of((uint64_t)bytes | (uintptr_t)k->in[0].data | (uintptr_t)k->out[0].data);
+    int unit = td_unit_of((uint64_t)bytes | (uintptr_t)k->in[0].data | (uintptr_t)k->out[0].data);
     transposition t = { k->in[0].data, k->out[0].data, td_shape_product(in, 0, a), in.dim[a], td_shape_product(in, a + 1, b), in.dim[b],
                         bytes / unit };
     if (!swap_in_squares(k, &t, unit)) gather(k, &t, unit);
@@ -195,15 +178,15 @@ static void copy(const td_kernel *k, const row_copies *r)
 {
     if (!r->rows || !r->bytes) return;
     uint64_t steps = r->rows > 1 ? (uint64_t)(r->from_step | r->to_step) : 0;
-    int unit = unit_of((uint64_t)r->bytes | steps | (uintptr_t)r->from | (uintptr_t)r->to);
+    int unit = td_unit_of((uint64_t)r->bytes | steps | (uintptr_t)r->from | (uintptr_t)r->to);
     int64_t row_units = r->bytes / unit, total = r->rows * row_units, from_step = r->from_step / unit, to_step = r->to_step / unit;
     if (total > LARGEST_INDEX) {
-        UNITS(unit, (copy_many_rows<U><<<blocks_for(total), THREADS, 0, td_stream(k)>>>((const U *)r->from, (U *)r->to, from_step, to_step,
-                                                                                       total, row_units)));
+        TD_UNITS(unit, (copy_many_rows<U><<<blocks_for(total), THREADS, 0, td_stream(k)>>>(
+                           (const U *)r->from, (U *)r->to, from_step, to_step, total, row_units)));
     } else {
         td_divisor by = td_divisor_of((uint32_t)row_units);
-        UNITS(unit, (copy_rows<U><<<blocks_for(total), THREADS, 0, td_stream(k)>>>((const U *)r->from, (U *)r->to, from_step, to_step,
-                                                                                  (uint32_t)total, by)));
+        TD_UNITS(unit, (copy_rows<U><<<blocks_for(total), THREADS, 0, td_stream(k)>>>(
+                           (const U *)r->from, (U *)r->to, from_step, to_step, (uint32_t)total, by)));
     }
     td_cuda_launched(k);
 }

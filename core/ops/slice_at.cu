@@ -1,6 +1,7 @@
 /* Slices at an index that is a value of the program, on a GPU: bytes moved in the widest unit that sizes and places allow. */
 #include "core/device_cuda.h"
 #include "core/ops/slice_at.h"
+#include "core/ops/unit.cuh"
 
 enum { THREADS = 256 };
 
@@ -30,23 +31,10 @@ static __global__ void read_rows(td_slices s)
     }
 }
 
-/* The widest unit of 16, 8, 4, 2 or 1 bytes. */
 static int unit_of(const td_slices *s)
 {
-    uintptr_t all = (uintptr_t)s->x | (uintptr_t)s->y | (uintptr_t)s->value | (uintptr_t)s->bytes;
-    int unit = 16;
-    while (all % (uintptr_t)unit) unit /= 2;
-    return unit;
+    return td_unit_of((uintptr_t)s->x | (uintptr_t)s->y | (uintptr_t)s->value | (uint64_t)s->bytes);
 }
-
-#define LAUNCH(kernel, total, ...)                                                                                                       \
-    switch (unit) {                                                                                                                      \
-    case 16: kernel<uint4><<<td_blocks_for(total, THREADS, 1), THREADS, 0, td_stream(k)>>>(__VA_ARGS__); break;                          \
-    case 8:  kernel<uint2><<<td_blocks_for(total, THREADS, 1), THREADS, 0, td_stream(k)>>>(__VA_ARGS__); break;                          \
-    case 4:  kernel<uint32_t><<<td_blocks_for(total, THREADS, 1), THREADS, 0, td_stream(k)>>>(__VA_ARGS__); break;                       \
-    case 2:  kernel<uint16_t><<<td_blocks_for(total, THREADS, 1), THREADS, 0, td_stream(k)>>>(__VA_ARGS__); break;                       \
-    default: kernel<uint8_t><<<td_blocks_for(total, THREADS, 1), THREADS, 0, td_stream(k)>>>(__VA_ARGS__); break;                        \
-    }
 
 extern "C" void td_slice_write_on_gpu(const td_kernel *k, td_slices s, void *room)
 {
@@ -60,7 +48,7 @@ extern "C" void td_slice_write_on_gpu(const td_kernel *k, td_slices s, void *roo
     int unit = unit_of(&s);
     int64_t total = s.rows * row_bytes / unit;
     s.bytes /= unit;
-    LAUNCH(write_rows, total, s, in_place);
+    TD_UNITS(unit, (write_rows<U><<<td_blocks_for(total, THREADS, 1), THREADS, 0, td_stream(k)>>>(s, in_place)));
     td_cuda_launched(k);
 }
 
@@ -69,6 +57,6 @@ extern "C" void td_slice_read_on_gpu(const td_kernel *k, td_slices s)
     int unit = unit_of(&s);
     int64_t total = s.rows * s.count * s.bytes / unit;
     s.bytes /= unit;
-    LAUNCH(read_rows, total, s);
+    TD_UNITS(unit, (read_rows<U><<<td_blocks_for(total, THREADS, 1), THREADS, 0, td_stream(k)>>>(s)));
     td_cuda_launched(k);
 }
