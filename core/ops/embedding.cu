@@ -4,6 +4,8 @@
  * (add_rows.cuh).
  */
 #include "core/ops/add_rows.cuh"
+
+#define TD_ROW_FUNCTION static __device__ __forceinline__
 #include "core/ops/embedding_cuda.h"
 
 enum { THREADS = 256 };
@@ -51,14 +53,8 @@ static __global__ void make_keys(uint32_t *key, uint32_t *row_of, const int32_t 
 {
     int64_t row = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (row >= count) return;
-    bool exists = true;
-    int64_t rest = row;
-    for (int i = held.dims - 1; i >= 0 && !held.all; i--) {
-        exists = exists && rest % held.size[i] < held.valid[i];
-        rest /= held.size[i];
-    }
     uint32_t id = (uint32_t)ids[row];
-    key[row] = exists && id < table_rows ? id : table_rows;
+    key[row] = id < table_rows && td_row_exists(&held, row) ? id : table_rows;
     row_of[row] = (uint32_t)row;
 }
 

@@ -8,6 +8,8 @@
 #include "core/device_cuda.h"
 #include "core/ops/columns.cuh"
 #include "core/ops/norm.h"
+
+#define TD_ROW_FUNCTION static __device__ __forceinline__
 #include "core/ops/shard.h"
 
 typedef struct norm_sizes {
@@ -198,13 +200,7 @@ typedef struct gradient_args {
 
 static __device__ __forceinline__ bool exists(const td_rows *r, int64_t row)
 {
-    if (row >= r->count) return false;
-    if (r->all) return true;
-    for (int i = r->dims - 1; i >= 0; i--) {
-        if (row % r->size[i] >= r->valid[i]) return false;
-        row /= r->size[i];
-    }
-    return true;
+    return row < r->count && td_row_exists(r, row);
 }
 
 typedef struct three {

@@ -8,6 +8,11 @@
 
 #include "core/ops/op.h"
 
+/* Kernels for GPUs define it for their side before they include this. */
+#ifndef TD_ROW_FUNCTION
+#define TD_ROW_FUNCTION static inline
+#endif
+
 typedef struct td_rows {
     int64_t count;                            /* local */
     bool all;                                 /* every one exists */
@@ -27,7 +32,7 @@ static inline td_rows td_rows_held(const td_kernel *k, const td_arg *arg, int di
     return r;
 }
 
-static inline bool td_row_exists(const td_rows *r, int64_t row)
+TD_ROW_FUNCTION bool td_row_exists(const td_rows *r, int64_t row)
 {
     if (r->all)
         return true;
