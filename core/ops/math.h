@@ -21,6 +21,18 @@ static inline float td_from_bits_f32(uint32_t bits)
     return x;
 }
 
+/* (e^r - 1 - r) / r^2 for |r| <= ln 2 / 2. */
+static inline float td_exp_rest_f32(float r)
+{
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    return p;
+}
+
 /* e^x = 2^n e^r, |r| <= ln 2 / 2. 2^n is applied in two halves: subnormal results and overflow come out right. */
 static inline float td_exp_f32(float x)
 {
@@ -31,12 +43,7 @@ static inline float td_exp_f32(float x)
     float n = shifted - rounder;
     float r = clamped - n * 0.693359375f;
     r = r + n * 2.12194440e-4f;
-    float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
+    float p = td_exp_rest_f32(r);
     p = p * (r * r) + r + 1;
     int32_t whole = (int32_t)(td_bits_f32(shifted) - td_bits_f32(rounder));
     int32_t half = whole >> 1;
@@ -53,12 +60,7 @@ static inline float td_exp_below_f32(float x)
     float n = shifted - rounder;
     float r = x - n * 0.693359375f;
     r = r + n * 2.12194440e-4f;
-    float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
+    float p = td_exp_rest_f32(r);
     p = p * (r * r) + r + 1;
     float y = p * td_from_bits_f32((td_bits_f32(shifted) << 23) + 0x3F800000u);
     return x < -87 ? 0 : y;
@@ -119,15 +121,10 @@ static inline float td_log1p_f32(float x)
     return x == -1 ? -__builtin_inff() : y;
 }
 
-/* Near 0 the polynomial of td_exp_f32, elsewhere e^x - 1. */
+/* Near 0 by the polynomial of td_exp_f32, elsewhere e^x - 1. */
 static inline float td_expm1_f32(float x)
 {
-    float p = 1.9875691500e-4f;
-    p = p * x + 1.3981999507e-3f;
-    p = p * x + 8.3334519073e-3f;
-    p = p * x + 4.1665795894e-2f;
-    p = p * x + 1.6666665459e-1f;
-    p = p * x + 5.0000001201e-1f;
+    float p = td_exp_rest_f32(x);
     float near = (p * x + 1) * x; /* as a product: a zero keeps its sign */
     float far = td_exp_f32(x) - 1;
     return x < 0.34f && x > -0.34f ? near : far;
