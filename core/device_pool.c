@@ -152,7 +152,7 @@ static void count(td_context *td, int64_t bytes)
 /* Gives the pool memory for its first `bytes` bytes. The addresses keep it when its handle is released. */
 static bool map(td_context *td, struct td_pools *p, pool *to, int64_t bytes, const char *kind)
 {
-    int64_t more = (bytes - to->mapped + td->page_bytes - 1) / td->page_bytes * td->page_bytes;
+    int64_t more = td_round_up(bytes - to->mapped, td->page_bytes);
     if (more <= 0) return true;
     CUmemGenericAllocationHandle memory;
     CUmemAccessDesc access = { .location = p->kind.location, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
@@ -193,7 +193,7 @@ void *td_cuda_get(td_context *td, int64_t bytes, const char *kind)
 {
     pool *from = pool_of(td, kind);
     if (!from) return alone(td, bytes, kind);
-    int64_t at = (from->used + TD_GPU_ALIGN - 1) / TD_GPU_ALIGN * TD_GPU_ALIGN;
+    int64_t at = td_round_up(from->used, TD_GPU_ALIGN);
     if (!map(td, *td_pools_of(td), from, at + bytes, kind)) return NULL;
     from->used = at + bytes;
     from->given++;

@@ -8,6 +8,9 @@
 
 #include <tandem/rewrite.h>
 
+/* The least multiple of `to` that is n or more. */
+static inline int64_t td_round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
 struct td_onednn;
 struct td_nvrtc;
 struct td_cudnn;

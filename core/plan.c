@@ -38,8 +38,7 @@ typedef struct planner {
 
 static int64_t rounded(const planner *pl, int64_t bytes)
 {
-    int64_t align = pl->td->device->is_gpu ? TD_GPU_ALIGN : ALIGN;
-    return (bytes + align - 1) / align * align;
+    return td_round_up(bytes, pl->td->device->is_gpu ? TD_GPU_ALIGN : ALIGN);
 }
 
 static int64_t local_bytes(const planner *pl, td_id v)

@@ -199,8 +199,6 @@ int64_t td_parameter_elements(const td_context *td)
 uint32_t td_unit_count(const td_context *td) { return td->unit_count; }
 const td_unit *td_unit_at(const td_context *td, uint32_t unit) { return &td->units[unit]; }
 
-static int64_t padded(int64_t elements, int64_t multiple) { return (elements + multiple - 1) / multiple * multiple; }
-
 /* Appends an empty unit; TD_NONE: out of memory. */
 static uint32_t add_unit(td_context *td, td_unit unit)
 {
@@ -244,12 +242,12 @@ static bool append_member(td_context *td, uint32_t unit, uint32_t state)
 {
     td_unit *u = &td->units[unit];
     int64_t end = u->member_count ? u->members[u->member_count - 1].offset + u->members[u->member_count - 1].elements : 0;
-    if (!add_member(td, unit, state, padded(end, TD_UNIT_ALIGN))) return false;
+    if (!add_member(td, unit, state, td_round_up(end, TD_UNIT_ALIGN))) return false;
     const td_unit_member *last = &td->units[unit].members[td->units[unit].member_count - 1];
     end = last->offset + last->elements;
     bool shared = (td->units[unit].trains && !td->units[unit].sparse) || is_sharded(td->units[unit].place);
     int64_t rows = td->units[unit].cut.ways ? td->units[unit].cut.ways : 1;
-    td->units[unit].elements = rows * (shared ? padded(end, unit_multiple(td)) : end); /* what no ranks share needs no gaps */
+    td->units[unit].elements = rows * (shared ? td_round_up(end, unit_multiple(td)) : end); /* what no ranks share needs no gaps */
     return true;
 }
 
@@ -335,7 +333,7 @@ static int64_t rows_before(const td_context *td, uint32_t of, uint32_t state)
     const td_unit *u = &td->units[of];
     for (int32_t m = 0; m < u->member_count && u->members[m].state != state; m++) {
         td_shape shape = td->states[u->members[m].state].shape;
-        begin += padded(shape.rank ? shape.dim[0] : 1, TD_UNIT_ALIGN);
+        begin += td_round_up(shape.rank ? shape.dim[0] : 1, TD_UNIT_ALIGN);
     }
     return begin;
 }

@@ -103,7 +103,7 @@ static uint64_t agreement_of(td_context *td, const td_program *p)
 /* As the context's device is asked for it. */
 static int64_t in_pages(const td_context *td, int64_t bytes)
 {
-    return td->page_bytes ? (bytes + td->page_bytes - 1) / td->page_bytes * td->page_bytes : bytes;
+    return td->page_bytes ? td_round_up(bytes, td->page_bytes) : bytes;
 }
 
 static int64_t step_bytes(const td_context *td, int64_t arena_bytes, int64_t slot_bytes)
@@ -119,7 +119,7 @@ static int64_t planned_state_bytes(const td_context *td, td_memory memory)
         int64_t begin, end;
         td_unit_range(td, &td->units[u], &begin, &end);
         if ((td_memory)td->units[u].place.memory != memory) continue;
-        bytes += ((end - begin) * td_dtype_size(td->units[u].dtype) + align - 1) / align * align;
+        bytes += td_round_up((end - begin) * td_dtype_size(td->units[u].dtype), align);
     }
     return memory == TD_DEVICE ? in_pages(td, bytes) : bytes;
 }

@@ -81,7 +81,7 @@ static attention attention_of(const td_kernel *k)
     w.tasks = forward ? w.batch * w.heads * w.blocks : w.batch * w.shared;
     w.parts = td_smaller(k->run->threads, w.tasks);
     int64_t elements = (4 * QUERIES + KEYS) * (w.depth + w.values) + 2 * KEYS * QUERIES;
-    w.room = (elements * td_dtype_size(td_wide_dtype(q->dtype)) + 63) / 64 * 64;
+    w.room = td_round_up(elements * td_dtype_size(td_wide_dtype(q->dtype)), 64);
     w.rooms = k->workspace;
     return w;
 }
@@ -138,7 +138,7 @@ static queries queries_of(const attention *w, int64_t sequence, int64_t head, in
     int64_t first = block * QUERIES;
     queries q = { .work = w, .sequence = sequence, .head = head, .shared = head / (w->heads / w->shared), .first = first,
                   .count = td_smaller(QUERIES, w->rows - first), .begin = 0, .end = w->keys };
-    q.width = (q.count + w->kernels->lanes - 1) / w->kernels->lanes * w->kernels->lanes;
+    q.width = td_round_up(q.count, w->kernels->lanes);
     q.position = (w->positions ? w->positions[sequence] : w->keys - w->rows) + first;
     if (w->lengths)
         q.end = clipped(w->lengths[sequence], 0, q.end);

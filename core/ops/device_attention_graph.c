@@ -252,7 +252,7 @@ typedef struct parts {
     int64_t inner, dq_sum, bytes;
 } parts;
 
-static int64_t rounded(int64_t bytes) { return (bytes + 255) / 256 * 256; }
+static int64_t rounded(int64_t bytes) { return td_round_up(bytes, 256); }
 
 static parts parts_of(const td_attention_form *form, const td_cudnn_plan *plan)
 {

@@ -17,14 +17,9 @@ enum {
 
 typedef double vector __attribute__((vector_size(32)));
 
-static int64_t rounded_up(int64_t n, int64_t to)
-{
-    return (n + to - 1) / to * to;
-}
-
 int64_t td_gemm_workspace(int64_t m, int64_t n, int64_t k)
 {
-    int64_t rows = rounded_up(td_smaller(m, HEIGHT), ROWS), columns = rounded_up(td_smaller(n, WIDTH), COLUMNS);
+    int64_t rows = td_round_up(td_smaller(m, HEIGHT), ROWS), columns = td_round_up(td_smaller(n, WIDTH), COLUMNS);
     return (rows + columns) * td_smaller(k, DEPTH) * (int64_t)sizeof(double);
 }
 
@@ -132,7 +127,7 @@ void td_gemm_f64(const td_run *run, const td_gemm *g, void *workspace)
         for (int64_t first = 0; first < g->k; first += DEPTH) {
             gemm_block t = { .g = g, .column = column, .columns = td_smaller(WIDTH, g->n - column), .first = first,
                              .depth = td_smaller(DEPTH, g->k - first), .b = workspace };
-            t.a = t.b + rounded_up(t.columns, COLUMNS) * t.depth;
+            t.a = t.b + td_round_up(t.columns, COLUMNS) * t.depth;
             td_parallel_for(run, (t.columns + COLUMNS - 1) / COLUMNS, 16, pack_b, &t);
             for (int64_t row = 0; row < g->m; row += HEIGHT) {
                 t.row = row;

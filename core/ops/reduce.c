@@ -145,7 +145,7 @@ static reduction reduction_of(const td_kernel *k)
     int64_t least = (r.n + CHUNKS - 1) / CHUNKS;
     if (r.inner == 1) r.rows = CHUNK;
     if (r.rows < least) r.rows = least;
-    r.rows = (r.rows + ROWS - 1) / ROWS * ROWS;
+    r.rows = td_round_up(r.rows, ROWS);
     r.rows = r.rows < ROWS ? ROWS : r.rows;
     r.chunks = r.n > r.rows ? (r.n + r.rows - 1) / r.rows : 1;
     return r;
