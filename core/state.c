@@ -199,6 +199,9 @@ int64_t td_parameter_elements(const td_context *td)
 uint32_t td_unit_count(const td_context *td) { return td->unit_count; }
 const td_unit *td_unit_at(const td_context *td, uint32_t unit) { return &td->units[unit]; }
 
+/* That each of its members is stored as, one for each row of its value. */
+static int64_t blocks_of(const td_unit *u) { return u->cut.ways ? u->cut.ways : 1; }
+
 /* Appends an empty unit; TD_NONE: out of memory. */
 static uint32_t add_unit(td_context *td, td_unit unit)
 {
@@ -212,14 +215,13 @@ static uint32_t add_unit(td_context *td, td_unit unit)
 static bool add_member(td_context *td, uint32_t unit, uint32_t state, int64_t offset)
 {
     td_unit *u = &td->units[unit];
-    int64_t blocks = u->cut.ways ? u->cut.ways : 1;
     size_t bytes = (size_t)u->member_count * sizeof *u->members;
     td_unit_member *members = td_alloc(td, bytes + sizeof *members, "host");
     if (!members) return false;
     if (bytes) memcpy(members, u->members, bytes);
     td_free(td, u->members, bytes, "host");
     td_state_entry *s = &td->states[state];
-    members[u->member_count++] = (td_unit_member){ state, offset, s->elements / blocks };
+    members[u->member_count++] = (td_unit_member){ state, offset, s->elements / blocks_of(u) };
     u->members = members;
     s->unit = unit;
     s->offset = offset;
@@ -246,8 +248,7 @@ static bool append_member(td_context *td, uint32_t unit, uint32_t state)
     const td_unit_member *last = &td->units[unit].members[td->units[unit].member_count - 1];
     end = last->offset + last->elements;
     bool shared = (td->units[unit].trains && !td->units[unit].sparse) || is_sharded(td->units[unit].place);
-    int64_t rows = td->units[unit].cut.ways ? td->units[unit].cut.ways : 1;
-    td->units[unit].elements = rows * (shared ? td_round_up(end, unit_multiple(td)) : end); /* what no ranks share needs no gaps */
+    td->units[unit].elements = blocks_of(&td->units[unit]) * (shared ? td_round_up(end, unit_multiple(td)) : end); /* what no ranks share needs no gaps */
     return true;
 }
 
@@ -416,7 +417,7 @@ uint32_t td_derived_unit(td_context *td, const td_unit *like)
 
 void td_unit_range(const td_context *td, const td_unit *u, int64_t *begin, int64_t *end)
 {
-    int64_t at = 0, length = u->cut.ways ? u->elements / u->cut.ways : u->elements;
+    int64_t at = 0, length = u->elements / blocks_of(u);
     for (int a = 0; a < td->mesh.axes; a++) {
         if (u->place.kind[a] != TD_SHARDED || (u->cut.ways && a == u->cut.axis)) continue;
         length /= td->mesh.size[a];
@@ -549,7 +550,7 @@ bool td_unit_allocate(td_context *td, uint32_t unit)
 /* s as a member of its unit. */
 static td_unit_member member_of(const td_state_entry *e, const td_unit *u, uint32_t s)
 {
-    return (td_unit_member){ s, e->offset, e->elements / (u->cut.ways ? u->cut.ways : 1) };
+    return (td_unit_member){ s, e->offset, e->elements / blocks_of(u) };
 }
 
 bool td_state_owned(td_state s, int64_t *begin, int64_t *end)
