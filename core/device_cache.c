@@ -65,23 +65,32 @@ static bool read_all(int fd, void *to, size_t bytes)
     return true;
 }
 
-/* The file's key and content, `*bytes` of them; NULL: it is not what its header says, or another key's. */
-static char *read_entry(td_context *td, int fd, const td_cache_key *key, size_t *bytes)
+/* Whether what comes next is the key. */
+static bool read_key(int fd, const td_cache_key *key)
+{
+    char part[512];
+    const char *want = key->data;
+    for (size_t done = 0, bytes; done < key->bytes; done += bytes) {
+        bytes = key->bytes - done < sizeof part ? key->bytes - done : sizeof part;
+        if (!read_all(fd, part, bytes) || memcmp(part, want + done, bytes)) return false;
+    }
+    return true;
+}
+
+/* The file's content, `*bytes` of it; NULL: the file is not what its header says, or another key's. */
+static void *read_content(td_context *td, int fd, const td_cache_key *key, size_t *bytes)
 {
     cache_header header;
     struct stat status;
     if (fstat(fd, &status) != 0 || !S_ISREG(status.st_mode) || !read_all(fd, &header, sizeof header)) return NULL;
     uint64_t rest = (uint64_t)status.st_size - sizeof header;
     if (memcmp(header.magic, magic, sizeof magic) || header.key_bytes != key->bytes || header.bytes > rest ||
-        rest - header.bytes != header.key_bytes)
+        rest - header.bytes != header.key_bytes || !read_key(fd, key))
         return NULL;
-    *bytes = (size_t)rest;
-    char *entry = td_alloc(td, *bytes, "host");
-    if (!entry) return NULL;
-    if (read_all(fd, entry, *bytes) && !memcmp(entry, key->data, key->bytes) &&
-        header_of(key, entry + key->bytes, header.bytes).checksum == header.checksum)
-        return entry;
-    td_free(td, entry, *bytes, "host");
+    *bytes = (size_t)header.bytes;
+    void *content = td_alloc(td, *bytes, "host");
+    if (content && read_all(fd, content, *bytes) && header_of(key, content, *bytes).checksum == header.checksum) return content;
+    td_free(td, content, *bytes, "host");
     return NULL;
 }
 
@@ -91,14 +100,8 @@ void *td_cache_get(td_context *td, const td_cache_key *key, size_t *bytes)
     if (!find_file(key, path)) return NULL;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return NULL;
-    size_t whole;
-    char *entry = read_entry(td, fd, key, &whole), *content = NULL;
+    void *content = read_content(td, fd, key, bytes);
     close(fd);
-    if (!entry) return NULL;
-    *bytes = whole - key->bytes;
-    content = td_alloc(td, *bytes, "host");
-    if (content) memcpy(content, entry + key->bytes, *bytes);
-    td_free(td, entry, whole, "host");
     return content;
 }
 
