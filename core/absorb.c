@@ -18,14 +18,12 @@ typedef struct absorption {
     const td_program *in;
     td_program *out;
     td_id *map;
-    uint32_t *reader;                         /* value of in -> the only live node that reads it, TD_NONE: none, MANY */
+    uint32_t *reader;                         /* value of in -> as td_only_readers gives it */
     char *live;
     char *done;                               /* node of in -> its outputs are mapped already */
     void *memory;
     size_t bytes;
 } absorption;
-
-static const uint32_t MANY = TD_NONE - 1;
 
 static bool open_tables(absorption *a)
 {
@@ -37,16 +35,8 @@ static bool open_tables(absorption *a)
     a->map = a->memory;
     a->reader = a->map + values;
     a->done = (char *)(a->reader + values);
-    memset(a->reader, 0xFF, values * sizeof *a->reader);
     memset(a->done, 0, nodes);
-    for (uint32_t n = 0; n < nodes; n++) {
-        const td_node *node = &a->in->nodes[n];
-        for (uint32_t i = 0; a->live[n] && i < node->inputs; i++) {
-            uint32_t *reader = &a->reader[a->in->inputs[node->input + i]];
-            *reader = *reader == TD_NONE ? n : MANY;
-        }
-        if (a->live[n] && node->after != TD_NONE) a->reader[node->after] = MANY; /* it must stay a value of its own */
-    }
+    td_only_readers(a->in, a->live, a->reader);
     return true;
 }
 
@@ -183,7 +173,7 @@ static way way_to_join(const absorption *a, td_id gradient)
     bool turned = false, flat = false;
     for (td_id at = gradient; w.count < 4;) {
         uint32_t reader = a->reader[at];
-        if (reader == TD_NONE || reader == MANY) break;
+        if (reader == TD_NONE || reader == TD_MANY) break;
         const td_node *n = &a->in->nodes[reader];
         bool joins = n->op == &td_op_concat && turned && flat;
         bool turns = n->op == &td_op_cast || turns_heads(a->in, n), flattens = n->op == &td_op_reshape;
@@ -212,7 +202,7 @@ static bool takes_casts(const absorption *a, const rewriting *r)
     for (td_id i = 0; i < 3; i++) {
         uint32_t reader = a->reader[r->n.output + i];
         if (reader == TD_NONE) continue;
-        const td_node *n = reader == MANY ? NULL : &a->in->nodes[reader];
+        const td_node *n = reader == TD_MANY ? NULL : &a->in->nodes[reader];
         if (!n || n->op != &td_op_cast || !writes(a, r, a->in->values[n->output].dtype)) return false;
         casts++;
     }

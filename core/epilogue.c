@@ -15,7 +15,7 @@ typedef struct epilogues {
     const td_program *in;
     td_program *out;
     td_id *map;                               /* TD_NONE: not made yet */
-    uint32_t *reader;                         /* value of in -> the only live node that reads it, TD_NONE: none, MANY */
+    uint32_t *reader;                         /* value of in -> as td_only_readers gives it */
     uint32_t *narrowed;                       /* value of in -> the first cast of it to 16 bits, or TD_NONE */
     char *live;
     char *done;                               /* node of in -> its outputs are mapped already */
@@ -23,19 +23,13 @@ typedef struct epilogues {
     size_t bytes;
 } epilogues;
 
-static const uint32_t MANY = TD_NONE - 1;
-
-
-static void note_reads(epilogues *e, uint32_t index)
+/* The cast of a value to 16 bits that node `index` is, if it is one. */
+static void note_cast(epilogues *e, uint32_t index)
 {
     const td_node *n = &e->in->nodes[index];
-    for (uint32_t i = 0; i < n->inputs; i++) {
-        td_id v = e->in->inputs[n->input + i];
-        e->reader[v] = e->reader[v] == TD_NONE ? index : MANY;
-        bool narrows = n->op == &td_op_cast && td_is_narrow(e->in->values[n->output].dtype) && n->after == TD_NONE;
-        if (narrows && e->narrowed[v] == TD_NONE) e->narrowed[v] = index;
-    }
-    if (n->after != TD_NONE) e->reader[n->after] = MANY; /* it must stay a value of its own */
+    if (n->op != &td_op_cast || n->after != TD_NONE || !td_is_narrow(e->in->values[n->output].dtype)) return;
+    uint32_t *first = &e->narrowed[td_node_inputs(e->in, n)[0]];
+    if (*first == TD_NONE) *first = index;
 }
 
 static bool open_tables(epilogues *e)
@@ -51,8 +45,9 @@ static bool open_tables(epilogues *e)
     e->done = (char *)(e->narrowed + values);
     memset(e->memory, 0xFF, e->bytes - nodes);
     memset(e->done, 0, nodes);
+    td_only_readers(e->in, e->live, e->reader);
     for (uint32_t n = 0; n < nodes; n++)
-        if (e->live[n]) note_reads(e, n);
+        if (e->live[n]) note_cast(e, n);
     return true;
 }
 
@@ -67,7 +62,7 @@ static bool alike(const td_program *p, td_id a, td_id b)
 /* The node that alone reads v, if it is op and waits for nothing else; or NULL. */
 static const td_node *only_reader(const epilogues *e, td_id v, const td_op *op)
 {
-    if (e->reader[v] == TD_NONE || e->reader[v] == MANY) return NULL;
+    if (e->reader[v] == TD_NONE || e->reader[v] == TD_MANY) return NULL;
     const td_node *n = &e->in->nodes[e->reader[v]];
     return n->op == op && n->after == TD_NONE ? n : NULL;
 }

@@ -292,6 +292,10 @@ td_program *td_fuse_pass(const td_program *in);
 td_program *td_again_pass(const td_planned *plan, int64_t wanted, int64_t *budget);
 /* Which nodes are needed: bytes of 0 or 1, one a node, from the context ("program"). */
 char *td_live_nodes(const td_program *p);
+/* reader[v], for every value: the only live node that reads it; TD_NONE: there is none; TD_MANY: several, or another node waits for it
+ * and it must stay a value of its own. */
+#define TD_MANY (TD_NONE - 1)
+void td_only_readers(const td_program *p, const char *live, uint32_t *reader);
 
 /* ---- Plan (plan.c) and run (execute.c) */
 typedef struct td_task {

@@ -184,6 +184,19 @@ char *td_live_nodes(const td_program *p)
     return live;
 }
 
+void td_only_readers(const td_program *p, const char *live, uint32_t *reader)
+{
+    for (uint32_t v = 0; v < p->value_count; v++) reader[v] = TD_NONE;
+    for (uint32_t n = 0; n < p->node_count; n++) {
+        const td_node *node = &p->nodes[n];
+        for (uint32_t i = 0; live[n] && i < node->inputs; i++) {
+            uint32_t *of = &reader[p->inputs[node->input + i]];
+            *of = *of == TD_NONE ? n : TD_MANY;
+        }
+        if (live[n] && node->after != TD_NONE) reader[node->after] = TD_MANY;
+    }
+}
+
 /* ---- Printing: "%3 = linear %0 %1 %2  f32 (144, 1024) S0  hidden" */
 
 static void print_placement(td_text *b, const td_mesh *mesh, td_placement place)
