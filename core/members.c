@@ -18,7 +18,6 @@ typedef struct member_casts {
     size_t bytes;
 } member_casts;
 
-
 /* The flat value of whose member node n is the copy in 16 bits; TD_NONE: it is something else. */
 static td_id copied_from(const td_program *p, const td_node *n)
 {

@@ -403,8 +403,8 @@ static __global__ void __launch_bounds__(THREADS, (D <= 64 ? 3 : 2))
 extern "C" bool td_attention_tensor_serves(const td_kernel *k)
 {
     td_attention_layout at = td_attention_layout_of(k);
-    bool narrow = k->in[0].dtype == TD_BF16 || k->in[0].dtype == TD_F16;
-    return narrow && td_attention_aligned(k, &at) && at.depth == at.values && at.depth > 0 && at.depth % 8 == 0 && at.depth <= WIDEST;
+    bool sizes = at.depth == at.values && at.depth > 0 && at.depth % 8 == 0 && at.depth <= WIDEST;
+    return td_is_narrow(k->in[0].dtype) && td_attention_aligned(k, &at) && sizes;
 }
 
 static bool blocks_for(int64_t rows, int64_t heads, unsigned *blocks)

@@ -184,7 +184,7 @@ static void backward(builder *b)
 bool td_attention_graph_serves(const td_kernel *k)
 {
     const td_attention_attr *attr = k->attr;
-    bool is_backward = k->op == &td_op_attention_gradient, narrow = k->in[0].dtype == TD_BF16 || k->in[0].dtype == TD_F16;
+    bool is_backward = k->op == &td_op_attention_gradient, narrow = td_is_narrow(k->in[0].dtype);
     td_attention_layout at = td_attention_layout_of(k);
     for (int i = 0; is_backward && i < k->outputs; i++) narrow = narrow && k->out[i].dtype == k->in[0].dtype;
     bool sizes = at.batch && at.heads && at.rows > 1 && at.keys >= at.rows && at.depth == at.values && at.depth % 8 == 0 && at.depth &&

@@ -74,7 +74,7 @@ bool td_is_float(td_dtype dtype)
 
 td_dtype td_wide_dtype(td_dtype dtype)
 {
-    return dtype == TD_BF16 || dtype == TD_F16 ? TD_F32 : dtype;
+    return td_is_narrow(dtype) ? TD_F32 : dtype;
 }
 
 void td_print_add(td_print *line, const char *format, ...)
