@@ -163,22 +163,11 @@ void td_cublas_release(void *prepared)
     td_prepared_free(prepared);
 }
 
-static bool is_empty(const td_onednn_product *p) { return !p->batch || !p->m || !p->n || !p->k; }
-
-static td_onednn_product typed(const td_kernel *k, td_onednn_product p)
-{
-    p.dtype = k->in[0].dtype;
-    p.out_dtype = k->out[0].dtype;
-    p.has_bias = k->inputs - p.adds > 2;
-    p.bias_dtype = p.has_bias ? k->in[2].dtype : p.dtype;
-    return p;
-}
-
 bool td_cublas_prepare(td_context *td, const td_kernel *k, td_onednn_product p, td_preparation *out)
 {
     int64_t cap = td->options.workspace_bytes < WORKSPACE_BYTES ? td->options.workspace_bytes : WORKSPACE_BYTES;
-    p = typed(k, p);
-    if (is_empty(&p)) return true;
+    p = td_product_typed(k, p);
+    if (td_product_is_empty(&p)) return true;
     if (td->options.gpu) { /* the most that any algorithm is given */
         out->workspace_bytes = cap;
         return true;
@@ -225,10 +214,10 @@ static void run_empty(const td_kernel *k, const td_onednn_product *p)
 
 void td_cublas_run(const td_kernel *k, const td_onednn_product *untyped)
 {
-    td_onednn_product p = typed(k, *untyped);
+    td_onednn_product p = td_product_typed(k, *untyped);
     td_context *td = k->run->td;
     product *g = k->prepared;
-    if (is_empty(&p)) {
+    if (td_product_is_empty(&p)) {
         run_empty(k, &p);
         return;
     }

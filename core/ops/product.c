@@ -8,13 +8,12 @@
 
 enum { ADD_ELEMENTS = 16 << 10 }; /* a task of an addition */
 
-/* Nothing to multiply: the library is not asked. */
-static bool is_empty(const td_onednn_product *p)
+bool td_product_is_empty(const td_onednn_product *p)
 {
     return p->batch == 0 || p->m == 0 || p->n == 0 || p->k == 0;
 }
 
-static td_onednn_product typed(const td_kernel *k, td_onednn_product p)
+td_onednn_product td_product_typed(const td_kernel *k, td_onednn_product p)
 {
     p.dtype = k->in[0].dtype;
     p.out_dtype = k->out[0].dtype;
@@ -70,8 +69,8 @@ static void run_f16(const td_kernel *k, const td_onednn_product *p)
 
 bool td_product_prepare(td_context *td, const td_kernel *k, td_onednn_product p, td_preparation *out)
 {
-    p = typed(k, p);
-    if (is_empty(&p))
+    p = td_product_typed(k, p);
+    if (td_product_is_empty(&p))
         return true;
     if (p.dtype == TD_F64) {
         out->workspace_bytes = td_gemm_workspace(p.m, p.n, p.k);
@@ -144,8 +143,8 @@ bool td_product_adds(td_call *call, int added)
 
 void td_product_run(const td_kernel *k, const td_onednn_product *product)
 {
-    td_onednn_product typed_product = typed(k, *product), *p = &typed_product;
-    if (is_empty(p))
+    td_onednn_product typed_product = td_product_typed(k, *product), *p = &typed_product;
+    if (td_product_is_empty(p))
         run_empty(k, p);
     else if (k->in[0].dtype == TD_F64)
         run_f64(k, p);

@@ -5,7 +5,12 @@
 
 #include "core/onednn.h"
 
-/* dtype, bias_dtype and out_dtype are taken from the kernel: in[0], in[2] if there are three, out[0]. */
+/* p with what the kernel's operands say: dtype of in[0], out_dtype of out[0], has_bias, and bias_dtype of in[2] if it has. */
+td_onednn_product td_product_typed(const td_kernel *k, td_onednn_product p);
+/* Nothing to multiply: no library is asked. */
+bool td_product_is_empty(const td_onednn_product *p);
+
+/* p as for td_product_typed. */
 bool td_product_prepare(td_context *td, const td_kernel *k, td_onednn_product p, td_preparation *out);
 /* in[0] times in[1] (plus in[2]) (plus the last input, where p->adds) to out[0]. */
 void td_product_run(const td_kernel *k, const td_onednn_product *p);
