@@ -107,8 +107,9 @@ typedef enum td_level { TD_LOG_ERROR, TD_LOG_WARNING, TD_LOG_INFO, TD_LOG_PROGRA
 /* Called with one text (several lines for a printed program), no trailing newline. */
 typedef void (*td_log_function)(void *user, td_level level, const char *text);
 
-/* Every host allocation of the context goes through here. Memory is at least 64-byte aligned. get returns NULL
- * on failure. `kind` names the use: "state", "step", "pinned" (of either, offloaded to host memory), "program", "host" ... */
+/* The context's host memory comes from here, but for what libraries take themselves and for a GPU's page-locked copies of inputs and
+ * results. Memory is at least 64-byte aligned. get returns NULL on failure. `kind` names the use: "state" and "step", where the device is
+ * the CPU, "pinned" (of either, offloaded to host memory), "program", "host" ... */
 typedef struct td_allocator {
     void *user;
     void *(*get)(void *user, size_t bytes, const char *kind);

@@ -505,7 +505,8 @@ TD_API int64_t td_planned_count(const td_context *td);
 /* Fills `to`, which has room for td_planned_count of them; texts and attributes are the plan's. false and an error without memory. */
 TD_API bool td_planned_calls(td_context *td, td_planned_call *to);
 
-/* What one rank holds where that plan needs most, in bytes: state_bytes + step_bytes of its td_report, but for `host`. */
+/* What one rank holds where that plan needs most, in bytes. Of a CPU all but `host` make state_bytes + step_bytes of its td_report; a GPU's
+ * report also has the sets of inputs, and state and step rounded up to whole pages. */
 typedef struct td_planned_memory {
     int64_t parameters, moments, buffers;     /* parameters: with copies of them */
     int64_t accumulators;                     /* of gradients, between the steps of an update */
