@@ -1,7 +1,7 @@
 /* differentiate: expands what was recorded about gradients, updates and state into plain nodes on units.
  *
  *     parameter s          part of unit's value            the value after the assigns recorded before
- *     backward loss        the reverse of every node loss depends on; then for each unit
+ *     backward loss        the reverse of every node loss depends on (reverse.h); then for each unit
  *                              pack (gradients) -> mark gradient -> add to the unit's pending gradient
  *     gradient y x         the reverse from y to x
  *     gradients            mark optimizer of each unit's pending gradient, which is consumed
@@ -17,6 +17,7 @@
  * and rows are kept until `gradients` merges them (merge_rows); of the dense value nothing is left, since nobody reads it.
  */
 #include "core/ops/op.h"
+#include "core/reverse.h"
 
 #include <string.h>
 
@@ -102,9 +103,7 @@ static td_id mark(differentiation *d, td_mark_kind kind, uint32_t unit, td_id va
 
 static td_id sum_of(differentiation *d, td_id a, td_id b)
 {
-    if (a == TD_NONE) return b;
-    td_here here = { d->at.file, d->at.line };
-    return td_handle_id(td_add_at(td_handle(d->out, a), td_handle(d->out, b), here));
+    return td_gradient_sum(d->out, a, b, (td_here){ d->at.file, d->at.line });
 }
 
 /* Values at their members' offsets; ids[m] is TD_NONE where member m has none. */
@@ -128,160 +127,6 @@ static td_id pack(differentiation *d, uint32_t unit, const td_id *ids)
     return id;
 }
 
-/* ---- The reverse sweep */
-
-typedef struct sweep {
-    uint32_t nodes, values;                   /* of out when the sweep began */
-    char *active;                             /* value: its gradient is wanted */
-    td_id *gradient;                          /* value -> its gradient, or TD_NONE */
-    td_id *again;                             /* value of a scope -> computed again, or TD_NONE */
-    bool *source;                             /* value: where the sweep ends */
-    void *memory;
-    size_t bytes;
-} sweep;
-
-static bool sweep_open(differentiation *d, sweep *s)
-{
-    *s = (sweep){ .nodes = d->out->node_count, .values = d->out->value_count };
-    s->bytes = s->values * (2 * sizeof(td_id) + 2);
-    s->memory = td_alloc(d->td, s->bytes, "program");
-    if (!s->memory) return false;
-    s->gradient = s->memory;
-    s->again = s->gradient + s->values;
-    s->active = (char *)(s->again + s->values);
-    s->source = (bool *)(s->active + s->values);
-    memset(s->gradient, 0xFF, 2 * s->values * sizeof(td_id));
-    memset(s->active, 0, s->values * 2);
-    return true;
-}
-
-static void sweep_close(differentiation *d, sweep *s) { td_free(d->td, s->memory, s->bytes, "program"); }
-
-/* A value is active if it depends on a source; one with a rule of its own, if an input of the rule does. */
-static void find_active(differentiation *d, sweep *s)
-{
-    for (uint32_t n = 0; n < s->nodes; n++) {
-        const td_node *node = &d->out->nodes[n];
-        char any = 0;
-        for (uint32_t i = node->op == &td_op_with_gradient; i < node->inputs && !any; i++) any = s->active[d->out->inputs[node->input + i]];
-        for (uint32_t k = 0; k < node->outputs; k++) {
-            uint32_t v = node->output + k;
-            s->active[v] = (any || s->source[v]) && td_is_float((td_dtype)d->out->values[v].dtype);
-        }
-    }
-}
-
-enum { FEW = 16 };
-
-/* Value v of a scope of recomputation, computed again in the backward: its node once more, from what the scope reads. Nodes that read
- * nothing of the scope wait for `after`, the gradient that asked: else they would be what they are copies of. */
-static td_id computed_again(differentiation *d, sweep *s, td_id v, uint32_t scope, td_id after)
-{
-    td_node n = d->out->nodes[d->out->values[v].node];
-    bool stays = n.scope != scope || (n.op->flags & (TD_OP_SOURCE | TD_OP_EFFECT)) || n.op == &td_op_part || s->source[v];
-    if (stays || d->td->error != TD_OK) return v;
-    if (s->again[v] != TD_NONE) return s->again[v];
-    size_t bytes = n.inputs * sizeof(td_id) + n.outputs * sizeof(td_value) + n.attr_bytes + 8;
-    td_value *outputs = td_alloc(d->td, bytes, "program"); /* copies: the program grows under what it holds */
-    if (!outputs) return v;
-    char *attr = (char *)(outputs + n.outputs);
-    td_id *inputs = (td_id *)(attr + (n.attr_bytes + 7) / 8 * 8);
-    memcpy(outputs, d->out->values + n.output, n.outputs * sizeof *outputs);
-    if (n.attr_bytes) memcpy(attr, d->out->attrs + n.attr, n.attr_bytes);
-    bool first = true;
-    for (uint32_t i = 0; i < n.inputs; i++) {
-        td_id in = d->out->inputs[n.input + i];
-        inputs[i] = computed_again(d, s, in, scope, after);
-        first = first && inputs[i] == in;
-    }
-    td_node like = n;
-    like.phase |= TD_BACKWARD_PHASE;
-    td_id made = td_emit(d->out, &(td_emission){ .op = n.op, .like = &like, .inputs = inputs, .input_count = (int)n.inputs, .attr = attr,
-                                                 .attr_bytes = n.attr_bytes, .outputs = outputs, .output_count = (int)n.outputs,
-                                                 .after = first ? after : TD_NONE });
-    td_free(d->td, outputs, bytes, "program");
-    if (made == TD_NONE) return v;
-    for (uint32_t k = 0; k < n.outputs; k++) s->again[n.output + k] = made + k;
-    return s->again[v];
-}
-
-/* What the gradient rule of a node sees as value v. */
-static td_id seen_by(differentiation *d, sweep *s, td_id v, uint32_t scope, td_id after)
-{
-    return scope ? computed_again(d, s, v, scope, after) : v;
-}
-
-/* Records the reverse of node n, whose outputs' gradients are partly known. */
-static bool reverse_node(differentiation *d, sweep *s, uint32_t index)
-{
-    td_node n = d->out->nodes[index];
-    td_tensor few[4 * FEW], *handles = few;
-    bool few_wanted[FEW], *wanted = few_wanted;
-    size_t count = 2 * (size_t)n.inputs + 2 * (size_t)n.outputs, bytes = count * sizeof *handles + n.inputs;
-    bool large = n.inputs > FEW || n.outputs > FEW;
-    if (large) {
-        handles = td_alloc(d->td, bytes, "program");
-        if (!handles) return false;
-        wanted = (bool *)(handles + count);
-    }
-    td_tensor none = td_no_tensor(d->td);
-    td_id after = TD_NONE;
-    for (uint32_t k = 0; k < n.outputs && after == TD_NONE; k++) after = s->gradient[n.output + k];
-    td_tensor *in = handles, *din = in + n.inputs, *out = din + n.inputs, *dout = out + n.outputs;
-    for (uint32_t i = 0; i < n.inputs; i++) {
-        td_id v = d->out->inputs[n.input + i];
-        in[i] = td_handle(d->out, seen_by(d, s, v, n.scope, after));
-        din[i] = none;
-        wanted[i] = s->active[v];
-    }
-    for (uint32_t k = 0; k < n.outputs; k++) {
-        td_id v = n.output + k;
-        out[k] = td_handle(d->out, seen_by(d, s, v, n.scope, after));
-        dout[k] = s->gradient[v] == TD_NONE ? none : td_handle(d->out, s->gradient[v]);
-    }
-    if (!n.op->gradient) {
-        td_fail(d->td, TD_ERROR_UNSUPPORTED, "%s: has no gradient %s", n.op->name, td_location(d->td, n.module, n.file, n.line));
-    } else {
-        td_scope before = td_scope_of(d->td, &n, n.phase | TD_BACKWARD_PHASE);
-        char *attr = n.attr_bytes ? td_alloc(d->td, n.attr_bytes, "program") : NULL; /* the program may grow under it */
-        if (attr) memcpy(attr, d->out->attrs + n.attr, n.attr_bytes);
-        if (attr || !n.attr_bytes)
-            n.op->gradient(&(td_gradient_call){ .td = d->td, .here = { n.file, n.line }, .attr = attr, .inputs = (int)n.inputs,
-                                                .outputs = (int)n.outputs, .in = in, .out = out, .dout = dout, .wanted = wanted, .din = din });
-        td_free(d->td, attr, n.attr_bytes, "program");
-        for (uint32_t i = 0; i < n.inputs && d->td->error == TD_OK; i++) {
-            td_id v = d->out->inputs[n.input + i];
-            if (!td_failed(din[i]) && wanted[i]) s->gradient[v] = sum_of(d, s->gradient[v], din[i].id);
-        }
-        td_scope_restore(d->td, before);
-    }
-    if (large) td_free(d->td, handles, bytes, "program");
-    return d->td->error == TD_OK;
-}
-
-/* From y, whose gradient is ones, down to the sources. */
-static bool reverse(differentiation *d, sweep *s, td_id y)
-{
-    find_active(d, s);
-    if (!s->active[y]) return true;
-    td_node top = d->out->nodes[d->out->values[y].node];
-    td_value v = d->out->values[y];
-    td_scope before = td_scope_of(d->td, &top, top.phase | TD_BACKWARD_PHASE);
-    td_tensor ones = td_fill_at(d->td, (td_dtype)v.dtype, v.shape, 1, (td_here){ d->at.file, d->at.line });
-    td_scope_restore(d->td, before);
-    s->gradient[y] = td_handle_id(ones);
-    for (uint32_t n = v.node + 1; n-- > 0 && d->td->error == TD_OK;) {
-        td_node node = d->out->nodes[n];
-        bool arrived = false, is_source = false;
-        for (uint32_t k = 0; k < node.outputs; k++) {
-            arrived = arrived || (s->active[node.output + k] && s->gradient[node.output + k] != TD_NONE);
-            is_source = is_source || s->source[node.output + k];
-        }
-        if (arrived && !is_source && !reverse_node(d, s, n)) return false;
-    }
-    return d->td->error == TD_OK;
-}
-
 /* ---- What each recorded node becomes */
 
 /* What earlier steps left in the unit's accumulator becomes its pending gradient, once. */
@@ -294,7 +139,7 @@ static void take_accumulated(differentiation *d, uint32_t unit)
 }
 
 /* Packs the gradients that arrived at unit's members and adds them to its pending gradient. */
-static bool collect(differentiation *d, const sweep *s, uint32_t unit)
+static bool collect(differentiation *d, const td_sweep *s, uint32_t unit)
 {
     td_unit u = d->td->units[unit];
     size_t bytes = (size_t)u.member_count * sizeof(td_id);
@@ -342,7 +187,7 @@ static bool collect_uses(differentiation *d, uint32_t state, td_id gradient)
     return d->td->error == TD_OK;
 }
 
-static bool collect_rows(differentiation *d, const sweep *s, uint32_t unit)
+static bool collect_rows(differentiation *d, const td_sweep *s, uint32_t unit)
 {
     uint32_t state = d->td->units[unit].members[0].state;
     td_id part = d->part[state];
@@ -395,12 +240,12 @@ static bool check_consumed(differentiation *d)
 
 static bool lower_backward(differentiation *d)
 {
-    sweep s;
+    td_sweep s;
     td_id loss = d->map[d->in->inputs[d->at.input]];
-    if (!sweep_open(d, &s)) return false;
+    if (!td_sweep_open(&s, d->out)) return false;
     for (uint32_t i = 0; i < d->td->state_count; i++)
         if (td_state_trains((td_state){ d->td, i }) && d->part[i] != TD_NONE) s.source[d->part[i]] = true;
-    bool done = reverse(d, &s, loss);
+    bool done = td_sweep_run(&s, loss, (td_here){ d->at.file, d->at.line });
     if (done && !s.active[loss])
         td_fail(d->td, TD_ERROR_USAGE, "backward: the loss depends on no parameter that trains, or was recorded before the update of those it depends on %s",
                 td_location(d->td, d->at.module, d->at.file, d->at.line));
@@ -409,21 +254,21 @@ static bool lower_backward(differentiation *d)
     for (uint32_t u = 0; u < units && d->td->error == TD_OK; u++)
         if (d->td->units[u].trains && !(d->td->units[u].sparse ? collect_rows(d, &s, u) : collect(d, &s, u))) break;
     td_scope_restore(d->td, before);
-    sweep_close(d, &s);
+    td_sweep_close(&s);
     return d->td->error == TD_OK;
 }
 
 static bool lower_gradient(differentiation *d)
 {
-    sweep s;
+    td_sweep s;
     const td_id *in = d->in->inputs + d->at.input;
     td_id y = d->map[in[0]], x = d->map[in[1]];
-    if (!sweep_open(d, &s)) return false;
+    if (!td_sweep_open(&s, d->out)) return false;
     s.source[x] = true;
-    bool done = reverse(d, &s, y);
+    bool done = td_sweep_run(&s, y, (td_here){ d->at.file, d->at.line });
     td_value v = d->out->values[x];
     td_id g = s.gradient[x];
-    sweep_close(d, &s);
+    td_sweep_close(&s);
     if (!done) return false;
     if (g == TD_NONE) g = td_handle_id(td_fill_at(d->td, (td_dtype)v.dtype, v.shape, 0, (td_here){ d->at.file, d->at.line }));
     d->map[d->at.output] = g;
