@@ -368,23 +368,27 @@ static curve curve_on(bool gpu, td_dtype dtype, int model)
     return c;
 }
 
+/* The largest distance of a loss from the CPU's, of what the CPU's fall by. Beside wider arithmetic the CPU's own losses are off by 2e-6
+ * of it in f32 and 6e-4 in bf16, than which f16 is finer; a learning rate that is wrong by a hundredth puts them off by 6e-3 to 9e-3. */
 static void check_curves(td_dtype dtype, double allowed)
 {
     for (int model = 0; model < 3; model++) {
         curve want = curve_on(false, dtype, model), got = curve_on(true, dtype, model);
-        double error = relative_error(got.loss, want.loss, STEPS);
-        printf("model %d, %s: losses %.6f to %.6f, off by %.3g\n", model, td_dtype_name(dtype), got.loss[0], got.loss[STEPS - 1], error);
-        ck_assert_msg(error <= allowed, "model %d: losses are off by %.3g, allowed %g", model, error, allowed);
-        ck_assert(got.loss[STEPS - 1] < got.loss[0]);
+        double fall = want.loss[0] - want.loss[STEPS - 1], error = 0;
+        for (int s = 0; s < STEPS; s++) error = fmax(error, isnan(got.loss[s]) ? INFINITY : fabs(got.loss[s] - want.loss[s]) / fall);
+        printf("model %d, %s: losses %.6f to %.6f, off by %.3g of their fall\n", model, td_dtype_name(dtype), got.loss[0], got.loss[STEPS - 1],
+               error);
+        ck_assert_double_gt(fall, 0);
+        ck_assert_msg(error <= allowed, "model %d: losses are off by %.3g of their fall, allowed %g", model, error, allowed);
     }
 }
 
 START_TEST(test_curves_equal_the_cpu)
 {
     if (!gpu_for(__func__)) return;
-    check_curves(TD_F32, 1e-5);
-    check_curves(TD_BF16, 1e-2);
-    check_curves(TD_F16, 1e-2);
+    check_curves(TD_F32, 2e-5);
+    check_curves(TD_BF16, 2e-3);
+    check_curves(TD_F16, 2e-3);
 }
 END_TEST
 
