@@ -561,6 +561,11 @@ TD_API td_tensor td_cross_entropy_with_at(td_tensor logits, td_tensor labels, co
 TD_API td_tensor td_bce_at(td_tensor logits, td_tensor target, td_tensor weights, td_here here);
 TD_API td_tensor td_l1_at(td_tensor y, td_tensor target, td_tensor weights, td_here here);
 TD_API td_tensor td_huber_at(td_tensor y, td_tensor target, double delta, td_tensor weights, td_here here);
+/* The scalars that a loss is the quotient of where rows count unequally (weights, ignored labels): loss = sum / weight. Of a batch in
+ * parts it is these that add up, not the losses: td_backward of each part's sum, then opt_step_over (tandem/optim.h) with all that the
+ * parts weigh. A part in which nothing counts adds 0 and 0. True of any td_div of scalars in this step whose divisor depends on nothing
+ * that trains; false, and nothing given: of other values. */
+TD_API bool td_quotient(td_tensor loss, td_tensor *sum, td_tensor *weight);
 
 /* x * mask / (1 - p), mask drawn with P(0) = p to the nearest 2^-16, keyed by (seed, path, update, global element index). x itself in
  * TD_EVAL. */

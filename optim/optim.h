@@ -124,6 +124,17 @@ TD_API void opt_close(opt_optimizer *opt);
  * new plan. A NULL opt does nothing. Errors: a rate that is negative or not finite. */
 #define opt_step(opt, rate) opt_step_at((opt), (rate), TD_HERE)
 TD_API void opt_step_at(opt_optimizer *opt, double rate, td_here here);
+/* The same with gradients of sums, not of means: they are divided by `weight`, how much those sums count in all, before anything else
+ * is done with them. So micro-batches that count unequally make one mean:
+ *
+ *     td_tensor sum, weight;
+ *     if (td_quotient(loss(part), &sum, &weight)) td_backward(sum);      // for each part; `weighed` = what the weights come to
+ *     opt_step_over(opt, rate, weighed);
+ *
+ * A factor on the sums and on the weight together changes nothing, where 16-bit gradients would overflow. Errors: as opt_step; weight is
+ * no scalar of td_float. */
+#define opt_step_over(opt, rate, weight) opt_step_over_at((opt), (rate), (weight), TD_HERE)
+TD_API void opt_step_over_at(opt_optimizer *opt, double rate, td_tensor weight, td_here here);
 /* The gradient's 2-norm (with clip_inf its inf-norm) before clipping, of the latest opt_step: a kept scalar. Error and a failed tensor: no opt_step
  * yet, or neither max_norm, track_norm nor scaler was given. */
 TD_API td_tensor opt_gradient_norm(const opt_optimizer *opt);

@@ -182,17 +182,21 @@ static td_tensor clipping(const opt_optimizer *opt, td_here here)
     return td_minimum_at(one, td_div_at(opt_constant(opt->td, opt->max_norm, here), norm, here), here);
 }
 
-static void record_update(opt_optimizer *opt, double rate, td_here here)
+/* divisor: of the gradients; id TD_NONE: they are as they are. */
+static void record_update(opt_optimizer *opt, double rate, td_tensor divisor, td_here here)
 {
     td_context *td = opt->td;
+    td_tensor inverse = td_failed(divisor) ? divisor : td_reciprocal_at(divisor, here);
     td_tensor gradients = td_gradients_at(td, opt->states, opt->count, here);
     if (opt->has_norm) opt->norm = opt->clip_inf ? td_gradient_max_at(gradients, here) : td_gradient_norm_at(gradients, here);
     opt_unscaling u = { .when = TD_NO_TENSOR };
     if (opt->scaler) u = opt_scaler_update(opt->scaler, opt->norm, here);
-    if (opt->scaler) opt->norm = td_mul_at(opt->norm, u.inverse, here);
+    if (opt->scaler) inverse = td_failed(divisor) ? u.inverse : td_mul_at(inverse, u.inverse, here);
+    bool divides = !td_failed(inverse);
+    if (opt->has_norm && divides) opt->norm = td_mul_at(opt->norm, inverse, here);
     if (opt->has_norm) td_keep(opt->norm);
     td_tensor scale = clipping(opt, here);
-    if (opt->scaler) scale = td_mul_at(scale, u.inverse, here);
+    if (divides) scale = td_mul_at(scale, inverse, here);
     td_tensor one = opt_constant(opt->td, 1, here); /* a call a line: the order of arguments is the compiler's, programs are not */
     td_tensor updates = td_add_at(td_use_at(opt->updates, here), one, here);
     for (int g = 0; g < opt->group_count; g++) {
@@ -208,17 +212,32 @@ static void record_update(opt_optimizer *opt, double rate, td_here here)
     else td_assign_at(opt->updates, updates, here);
 }
 
-void opt_step_at(opt_optimizer *opt, double rate, td_here here)
+static void step(opt_optimizer *opt, double rate, td_tensor divisor, td_here here)
 {
-    if (!opt || td_error(opt->td) != TD_OK) return;
     if (!isfinite(rate) || rate < 0) {
         td_fail(opt->td, TD_ERROR_USAGE, "opt_step: the rate is %g, must be a finite number from 0 (%s:%d)", rate,
                 here.file, here.line);
         return;
     }
     td_enter(opt->module);
-    record_update(opt, rate, here);
+    record_update(opt, rate, divisor, here);
     td_leave(opt->module);
+}
+
+void opt_step_at(opt_optimizer *opt, double rate, td_here here)
+{
+    if (opt && td_error(opt->td) == TD_OK) step(opt, rate, TD_NO_TENSOR, here);
+}
+
+void opt_step_over_at(opt_optimizer *opt, double rate, td_tensor weight, td_here here)
+{
+    if (!opt || td_error(opt->td) != TD_OK) return;
+    if (!td_failed(weight) && td_shape_at(weight).rank == 0 && td_dtype_at(weight) == td_float(opt->td)) {
+        step(opt, rate, weight, here);
+        return;
+    }
+    td_fail(opt->td, TD_ERROR_USAGE, "opt_step_over: the weight must be a scalar of %s (%s:%d)", td_dtype_name(td_float(opt->td)), here.file,
+            here.line);
 }
 
 bool opt_has_norm(const opt_optimizer *opt) { return opt->has_norm; }

@@ -248,6 +248,38 @@ td_tensor td_weighted_mean(td_tensor rows, td_tensor weights, const char *name, 
     return td_div_at(total, td_sum_at(weights, TD_ALL, TD_DROP, here), here);
 }
 
+/* A divisor is made of few operations on a batch's columns: one that `most` do not exhaust is taken to depend on what trains. */
+static bool depends_on_data_alone(const td_program *p, td_id id, int *most)
+{
+    const td_node *n = td_producer(p, id);
+    if (--*most < 0)
+        return false;
+    if (n->op == &td_op_parameter)
+        return !td_state_trains((td_state){ p->td, ((const td_parameter_attr *)td_node_attr(p, n))->state });
+    const td_id *in = td_node_inputs(p, n);
+    for (uint32_t i = 0; i < n->inputs; i++)
+        if (!depends_on_data_alone(p, in[i], most))
+            return false;
+    return true;
+}
+
+bool td_quotient(td_tensor loss, td_tensor *sum, td_tensor *weight)
+{
+    int most = 256;
+    if (!td_is_pending(loss))
+        return false;
+    const td_program *p = &loss.td->recording;
+    const td_node *n = td_producer(p, loss.id);
+    if (n->op != &td_op_div)
+        return false;
+    const td_id *in = td_node_inputs(p, n);
+    if (td_value_at(p, in[0])->shape.rank || td_value_at(p, in[1])->shape.rank || !depends_on_data_alone(p, in[1], &most))
+        return false;
+    *sum = (td_tensor){ loss.td, in[0], loss.generation };
+    *weight = (td_tensor){ loss.td, in[1], loss.generation };
+    return true;
+}
+
 static td_tensor cross_entropy_rows(td_tensor logits, td_tensor labels, td_here here)
 {
     return td_record(&td_op_cross_entropy_rows, here, 2, (td_tensor[]){ logits, labels }, NULL);
