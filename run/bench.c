@@ -11,17 +11,17 @@ enum { WARM_UP_STEPS = 10, TIMED_STEPS = 100 };
 static bool bench_update(run_loop *run, const run_model *model, void *object, const data_batch *b, td_tensor *before)
 {
     double begin = run_now();
-    td_tensor part = { 0 };
+    run_part part = { 0 };
     run_comm_begin(run);
     for (int64_t micro = 1; micro <= run->accumulate; micro++) {
         part = run_backward(run, model->loss(object, b));
-        if (micro == run->accumulate) opt_step(run->opt, run_rate(run, 0));
-        if (micro == run->accumulate) opt_ema_update(run->ema);
+        if (micro == run->accumulate) run_update(run, run->opt, part, run_rate(run, 0));
         if (!td_step(run->td)) return false;
+        if (run->weighs) run_add_part(run, part);
     }
     bool late = before && before->td && run->accumulate == 1;
-    run->loss = (double)run->accumulate * td_item(late ? *before : part);
-    if (before) *before = part;
+    run->loss = run->weighs ? run_take_loss(run) : (double)run->accumulate * td_item(late ? *before : part.sum);
+    if (before) *before = part.sum;
     run_comm_end(run);
     run->step_ms[run->timed++ % RUN_TIMED] = 1000 * (run_now() - begin);
     return !run_failed(run);
@@ -50,7 +50,7 @@ void run_bench(run_loop *run, const run_model *model, void *object)
     td_tensor last = { 0 };
     for (int64_t step = 0; step < steps; step++)
         if (!bench_update(run, model, object, &b, &last)) return;
-    run->loss = (double)run->accumulate * td_item(last);
+    if (run->accumulate == 1) run->loss = td_item(last);
     int64_t updates;
     double ms = run_median_ms(run, &updates);
     run_say(run, "%s, %s, %s on %d rank%s, batch %lld: %.3f ms a step (median of %lld), %.0f items/s", run->name,

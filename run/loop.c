@@ -172,17 +172,6 @@ bool run_any(run_loop *run, bool flag)
 
 /* ---- One update */
 
-td_tensor run_backward(run_loop *run, td_tensor loss)
-{
-    td_tensor part = run->accumulate == 1 ? loss : td_scale(loss, 1.0 / (double)run->accumulate);
-    opt_scaler *scaler = run->opt ? opt_scaler_of(run->opt) : NULL;
-    if (run_scaler(run) && !scaler)
-        td_fail(run->td, TD_ERROR_USAGE, "--dtype f16 needs a scaler of losses: give the optimizer .scaler = run_scaler(run), or train in bf16");
-    td_backward(opt_scaler_scale(scaler, part));
-    if (scaler) td_keep(part);
-    return part;
-}
-
 opt_scaler *run_scaler(run_loop *run)
 {
     if (!run || run_failed(run) || strcmp(run_flags_text(&run->flags, "dtype"), "f16")) return NULL;
@@ -205,11 +194,10 @@ void run_comm_end(run_loop *run)
 
 /* Signals reach ranks at different times: all stop, or save, behind the same update, the first that any of them knew of
  * it. */
-static bool run_update_step(run_loop *run, opt_optimizer *opt, td_tensor *any)
+static bool run_update_step(run_loop *run, opt_optimizer *opt, run_part last, td_tensor *any)
 {
     run->lr = run_rate(run, td_updates(run->td));
-    opt_step(opt, run->lr);
-    opt_ema_update(run->ema);
+    run_update(run, opt, last, run->lr);
     if (run->ranks > 1) *any = record_any(run, run_signal() != 0, run_signal_save());
     return td_step(run->td);
 }
@@ -285,19 +273,17 @@ void run_step(run_loop *run, opt_optimizer *opt, td_tensor loss)
     if (!run || run_failed(run)) return;
     if (!run->opt) run->opt = opt;
     if (run->micro == 0) run_comm_begin(run);
-    td_tensor part = run_backward(run, loss), any = { 0 };
+    run_part part = run_backward(run, loss);
+    td_tensor any = { 0 };
     bool last = run->micro + 1 == run->accumulate;
-    if (!(last ? run_update_step(run, opt, &any) : td_step(run->td))) return;
-    run->loss_sum += td_item(part);
-    run->micro++;
+    if (!(last ? run_update_step(run, opt, part, &any) : td_step(run->td))) return;
+    run_add_part(run, part);
     if (!last) return;
-    run->loss = run->loss_sum;
+    run->loss = run_take_loss(run);
     run->grad_norm = opt_has_norm(opt) ? td_item(opt_gradient_norm(opt)) : (double)NAN;
     if (run->ranks == 1) run->saving = run_signal_save();
     else if (!read_any(run, any, &run->stopping, &run->saving)) return;
     if (run_failed(run)) return;
-    run->loss_sum = 0;
-    run->micro = 0;
     run_comm_end(run);
     note_time(run);
     look_after(run);

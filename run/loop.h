@@ -107,7 +107,9 @@ struct run_loop {
     union { float f32[2]; double f64[2]; } signals; /* this rank's word on stopping and saving, an input of the step */
     int64_t epoch;                /* of the last micro-batch, from 1 */
     int64_t micro;                /* micro-batches of the update in progress */
-    double loss_sum;              /* over them, of losses / accumulate */
+    double loss_sum;              /* over them, of losses / accumulate, or of the sums that losses are quotients of */
+    bool weighs;                  /* the latter: its micro-batches have weights */
+    double weight_sum;            /* of those that have run */
     int skipped;                  /* updates one after the other whose gradients were not finite, under a scaler */
     int64_t saved_step;           /* of the last checkpoint written or read; -1: none */
     run_saver *saver;             /* of the one being written; NULL: none is */
@@ -195,11 +197,24 @@ bool run_average(run_loop *run);
 data_loader *run_training_loader(run_loop *run, data_set *set);
 /* True where any rank's flag is set: a sum over ranks, run as a step of its own. Also a barrier. */
 bool run_any(run_loop *run, bool flag);
-/* Records the backward of a micro-batch's part in the loss of its update, which is returned: loss / accumulate. */
-td_tensor run_backward(run_loop *run, td_tensor loss);
 /* Around an update: what it sends and how long it waits for other ranks. run_comm_end comes before the update is counted as timed. */
 void run_comm_begin(run_loop *run);
 void run_comm_end(run_loop *run);
+
+/* ---- update.c */
+/* A micro-batch's part in the loss of its update: loss / accumulate, or the sum and the weight of a loss that is their quotient. */
+typedef struct run_part {
+    td_tensor sum;
+    td_tensor weight;             /* kept; id TD_NONE: none */
+} run_part;
+/* Records the backward of the part that a loss is, which it returns. */
+run_part run_backward(run_loop *run, td_tensor loss);
+/* Records the update behind the last part, and that of the averages. */
+void run_update(run_loop *run, opt_optimizer *opt, run_part last, double rate);
+/* After the part's step: adds it to those before it. */
+void run_add_part(run_loop *run, run_part part);
+/* After the last one: the update's loss; the next update begins. */
+double run_take_loss(run_loop *run);
 
 /* ---- progress.c */
 void run_progress_open(run_loop *run);

@@ -49,9 +49,8 @@ static bool add_step(run_loop *run, const run_machine *m, int64_t times, run_pla
 
 static bool plan_micro(run_loop *run, const run_model *model, void *object, const data_batch *b, bool last)
 {
-    run_backward(run, model->loss(object, b));
-    if (last) opt_step(run->opt, run_rate(run, 0));
-    if (last) opt_ema_update(run->ema);
+    run_part part = run_backward(run, model->loss(object, b));
+    if (last) run_update(run, run->opt, part, run_rate(run, 0));
     return td_plan_step(run->td);
 }
 
