@@ -1,14 +1,15 @@
 /* The side channel: before a step runs, all ranks are shown to run the same step.
  *
- * A rank posts (step, fingerprint) into a ring and compares with the posts of the others. With a plan it has run
- * before it compares what is already there and goes on: of two ranks the later to post a step sees the earlier one's
+ * A step runs one program or several: micro-batches, values read before their step. For each run a rank posts (run, step,
+ * fingerprint) into a ring and compares with the posts of the others. With a plan it has run
+ * before it compares what is already there and goes on: of two ranks the later to post a run sees the earlier one's
  * post, so a difference is always noticed, by the later one before it launches anything. With a new plan it waits
- * until every rank has posted that step.
+ * until every rank has posted that run.
  *
  * So that the difference can be named whoever notices it, a rank writes the text of a recording (options, and for
  * each operation a prefix hash and a line) into its log before it first posts that recording's fingerprint. The log
  * is a ring; what falls out of it is written again when it is posted again. Nothing that another rank may still have
- * to read is written over: for a new text a rank waits until the others have agreed on all steps before this one, and
+ * to read is written over: for a new text a rank waits until the others have agreed on all runs before this one, and
  * no rank is ever further ahead than the ring of posts is long.
  */
 #include <stdio.h>
@@ -102,7 +103,7 @@ typedef struct heard {
     const par_recording *recording;
     uint32_t kept, nodes;
     uint64_t fingerprint;
-    int64_t step;
+    int64_t run, step;
     int rank;
 } heard;
 
@@ -115,6 +116,7 @@ static heard listen(const par_local *me, int rank, uint32_t index)
                     .kept = e->kept,
                     .nodes = e->nodes,
                     .fingerprint = post->fingerprint,
+                    .run = post->run,
                     .step = post->step,
                     .rank = rank };
 }
@@ -181,8 +183,13 @@ static void difference_text(const heard *a, const heard *b, char *to, size_t roo
     words_pair option;
     const char *p = a->recording->options, *q = b->recording->options;
     if (a->step != b->step) {
-        snprintf(to, room, "rank %d begins step %lld but rank %d step %lld", a->rank, (long long)a->step, b->rank,
-                 (long long)b->step);
+        char first[PAR_STEP_BYTES], second[PAR_STEP_BYTES];
+        snprintf(to, room, "rank %d begins %s but rank %d %s", a->rank, par_step_text(a->step, first), b->rank,
+                 par_step_text(b->step, second));
+        return;
+    }
+    if (a->run != b->run) {
+        snprintf(to, room, "rank %d begins run %lld but rank %d run %lld", a->rank, (long long)a->run, b->rank, (long long)b->run);
         return;
     }
     if (option_differs(p, p, q, &option) || option_differs(q, p, q, &option)) {
@@ -208,9 +215,9 @@ static void disagree(par_local *me, int other, uint32_t index)
 {
     heard mine = listen(me, me->rank, index), theirs = listen(me, other, index);
     const heard *a = me->rank < other ? &mine : &theirs, *b = me->rank < other ? &theirs : &mine;
-    char text[PAR_MESSAGE_BYTES];
+    char text[PAR_MESSAGE_BYTES], step[PAR_STEP_BYTES];
     difference_text(a, b, text, sizeof text);
-    par_break(me->world, me->rank, "ranks disagree at step %lld: %s", (long long)mine.step, text);
+    par_break(me->world, me->rank, "ranks disagree at %s: %s", par_step_text(a->step, step), text);
 }
 
 /* ---- Posting and comparing ------------------------------------------------------------------------------- */
@@ -219,7 +226,7 @@ static bool same_post(const par_local *me, int other, uint32_t index)
 {
     const par_area *mine = &me->world->segment->area[me->rank], *theirs = &me->world->segment->area[other];
     const par_post *x = &mine->post[index % PAR_POSTS], *y = &theirs->post[index % PAR_POSTS];
-    return x->step == y->step && x->fingerprint == y->fingerprint;
+    return x->run == y->run && x->step == y->step && x->fingerprint == y->fingerprint;
 }
 
 /* Compares this post where the other has made it too; if not, the other will compare when it does. */
@@ -230,11 +237,11 @@ static bool compare(par_local *me, int other, uint32_t index)
     return par_stopped(me);
 }
 
-/* Waits until all others have agreed on the first `steps` steps. */
-static bool await_others(par_local *me, uint32_t steps)
+/* Waits until all others have agreed on the first `runs` runs. */
+static bool await_others(par_local *me, uint32_t runs)
 {
     for (int r = 0; r < me->world->ranks; r++)
-        if (r != me->rank && !par_wait(me, r, &me->world->segment->area[r].compared, steps)) return false;
+        if (r != me->rank && !par_wait(me, r, &me->world->segment->area[r].compared, runs)) return false;
     return true;
 }
 
@@ -255,7 +262,7 @@ static bool post(par_local *me, uint32_t index, par_post said, const td_program 
     return true;
 }
 
-bool par_agree(par_world *world, int rank, td_context *td, int64_t step, const td_program *recording,
+bool par_agree(par_world *world, int rank, td_context *td, par_moment at, const td_program *recording,
                uint64_t fingerprint, bool is_new_plan)
 {
     par_local *me = par_local_at(world, rank);
@@ -266,7 +273,8 @@ bool par_agree(par_world *world, int rank, td_context *td, int64_t step, const t
     if (!world->segment) return true;
     par_area *area = &world->segment->area[rank];
     me->td = td;
-    atomic_store(&area->step, step + 1);
+    atomic_store(&area->step, par_step_of(at));
+    atomic_store(&area->run, at.run + 1);
     atomic_store(&area->call, 0);
     if (world->mpi) par_mpi_listen(world);
     if (par_broken(world)) return par_stopped(me);
@@ -274,7 +282,7 @@ bool par_agree(par_world *world, int rank, td_context *td, int64_t step, const t
     uint64_t name = mix(fingerprint + me->options_hash);
     uint32_t index = atomic_load(&area->posted.value);
     double begin = par_seconds();
-    par_post said = { .step = step, .fingerprint = name ? name : 1, .computed_s = par_pace_take(me) };
+    par_post said = { .run = at.run, .step = par_step_of(at), .fingerprint = name ? name : 1, .computed_s = par_pace_take(me) };
     if (!post(me, index, said, recording)) return false;
     for (int r = 0; r < world->ranks; r++) {
         if (r == rank) continue;

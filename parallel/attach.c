@@ -51,10 +51,12 @@ static td_strategy_places places_of(const td_context *td, const td_mesh *mesh, c
     return places;
 }
 
-static bool agree(void *self, int64_t step, const td_program *recording, uint64_t fingerprint, bool is_new_plan)
+static bool agree(void *self, int64_t run, const td_program *recording, uint64_t fingerprint, bool is_new_plan)
 {
     par_attached *a = self;
-    return par_agree(a->world, a->rank, a->td, step, recording, fingerprint, is_new_plan);
+    bool evaluates = td_get_mode(a->td) == TD_EVAL;
+    par_moment at = { .run = run, .step = td_updates(a->td) + !evaluates, .evaluates = evaluates };
+    return par_agree(a->world, a->rank, a->td, at, recording, fingerprint, is_new_plan);
 }
 
 static void failed(void *self, const char *text)

@@ -1,6 +1,7 @@
 /* Groups of ranks, as every transport that sends has them: who meets, what a call is, and sums in rank order.
  */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "parallel/group.h"
@@ -26,7 +27,8 @@ static void meeting_text(const par_meeting *m, char *to, size_t room)
                      td_dtype_name(m->dtype));
     if (m->kind == PAR_BARRIER) n = snprintf(to, room, "barrier");
     if (m->kind == PAR_BROADCAST) n += snprintf(to + n, room - (size_t)n, " from %d", m->root);
-    snprintf(to + n, room - (size_t)n, " (call %lld of step %lld)", (long long)m->call, (long long)m->step);
+    char step[PAR_STEP_BYTES];
+    snprintf(to + n, room - (size_t)n, " (call %lld of %s)", (long long)m->call, par_step_text(m->step, step));
 }
 
 bool par_group_same(const par_group *g, int member)
@@ -34,14 +36,18 @@ bool par_group_same(const par_group *g, int member)
     unsigned half = (par_group_meetings(g) - 1) & 1;
     const par_meeting *ours = &g->meeting, *theirs = &par_group_area(g, member)->meeting[g->slot][half];
     if (ours->kind == theirs->kind && ours->count == theirs->count && ours->dtype == theirs->dtype &&
-        ours->root == theirs->root && ours->call == theirs->call && ours->step == theirs->step)
+        ours->root == theirs->root && ours->call == theirs->call && ours->run == theirs->run && ours->step == theirs->step)
         return true;
-    char a[PAR_PLACE_BYTES + 64], b[PAR_PLACE_BYTES + 64];
+    char a[PAR_PLACE_BYTES + 64], b[PAR_PLACE_BYTES + 64], apart[48] = "";
     int rank = g->me->rank, other = g->first + member * g->stride;
-    meeting_text(rank < other ? ours : theirs, a, sizeof a);
-    meeting_text(rank < other ? theirs : ours, b, sizeof b);
-    par_break(g->me->world, rank, "ranks disagree: rank %d calls %s but rank %d calls %s", rank < other ? rank : other,
-              a, rank < other ? other : rank, b);
+    const par_meeting *lower = rank < other ? ours : theirs, *upper = rank < other ? theirs : ours;
+    long long runs = upper->run - lower->run;
+    meeting_text(lower, a, sizeof a);
+    meeting_text(upper, b, sizeof b);
+    if (runs && upper->step == lower->step) /* micro-batches */
+        snprintf(apart, sizeof apart, ", %lld run%s %s", llabs(runs), llabs(runs) == 1 ? "" : "s", runs > 0 ? "later" : "earlier");
+    par_break(g->me->world, rank, "ranks disagree: rank %d calls %s but rank %d calls %s%s", rank < other ? rank : other,
+              a, rank < other ? other : rank, b, apart);
     return par_stopped(g->me);
 }
 
@@ -77,7 +83,8 @@ bool par_group_begin(void *self, int axes, par_meeting meeting, par_group *g)
     me->called = par_seconds();
     atomic_fetch_add(&area->calls, 1);
     meeting.call = atomic_fetch_add(&area->call, 1) + 1;
-    meeting.step = atomic_load(&area->step) - 1;
+    meeting.run = atomic_load(&area->run) - 1;
+    meeting.step = atomic_load(&area->step);
     g->meeting = meeting;
     atomic_store(&area->collective, meeting.kind);
     if (par_broken(me->world)) return par_stopped(me);

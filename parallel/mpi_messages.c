@@ -23,12 +23,12 @@ typedef struct message {
     uint64_t layout;         /* first: of another one nothing more is read */
     int32_t kind, from;
     uint32_t bytes;          /* behind it */
-    uint32_t index;          /* POST: of the post; COMPARED: steps; RECORDING: of the entry */
+    uint32_t index;          /* POST: of the post; COMPARED: runs; RECORDING: of the entry */
     int32_t value;           /* BUSY: 1 or -1 */
     par_post post;
     par_entry entry;
     /* WAITS */
-    int64_t step, call, waits_word;
+    int64_t run, step, call, waits_word;
     uint32_t waits_target, arrived[PAR_SLOTS];
     int32_t waits_for, collective;
     par_meeting meeting[PAR_SLOTS];
@@ -185,7 +185,7 @@ void par_mpi_tell_origin(par_world *world)
 static void tell_wait(par_world *world, bool waits)
 {
     const par_area *area = own_area(world);
-    message head = { .kind = WAITS, .step = atomic_load(&area->step), .call = atomic_load(&area->call) };
+    message head = { .kind = WAITS, .run = atomic_load(&area->run), .step = atomic_load(&area->step), .call = atomic_load(&area->call) };
     head.collective = atomic_load(&area->collective);
     head.waits_for = waits ? atomic_load(&area->waits_for) : 0;
     head.waits_word = atomic_load(&area->waits_word);
@@ -202,6 +202,7 @@ static void tell_wait(par_world *world, bool waits)
 static void hear_wait(par_area *area, const message *head)
 {
     atomic_store(&area->step, head->step);
+    atomic_store(&area->run, head->run);
     atomic_store(&area->call, head->call);
     atomic_store(&area->collective, head->collective);
     for (int slot = 0; slot < PAR_SLOTS; slot++) {
@@ -230,7 +231,7 @@ static void hear_recording(par_area *area, const message *head, const char *behi
     area->entry[head->index] = *e;
 }
 
-/* A post that comes after this rank has posted the same step is compared now; otherwise when this rank posts. */
+/* A post that comes after this rank has posted the same run is compared now; otherwise when this rank posts. */
 static void hear_post(par_world *world, const message *head)
 {
     par_area *area = &world->segment->area[head->from];

@@ -2,8 +2,8 @@
  *
  * A NaN of one rank is on all ranks after the next sum, so it is looked for where ranks are summed: each block of sums, while it
  * is in L1, and where one is not finite the parts it was made of. A rank finds what is in its own share of a sum; what ranks
- * found is put together when it is asked for. Once there, a NaN stays from step to step, so where a run of bad steps began is
- * kept; a good step in between ends the run.
+ * found is put together when it is asked for. Once there, a NaN stays from step to step, so where bad runs began is
+ * kept; a good run in between ends them.
  */
 #include <stdio.h>
 #include <string.h>
@@ -54,6 +54,7 @@ static bool is_finite(const void *x, int64_t begin, int64_t count, td_dtype dtyp
 
 static void begin_run(par_origin *o, const par_meeting *m)
 {
+    atomic_store(&o->run, m->run);
     atomic_store(&o->step, m->step);
     atomic_store(&o->call, m->call);
     atomic_store(&o->kind, m->kind);
@@ -65,18 +66,18 @@ void par_note_not_finite(const par_group *g, const void *const *from, int64_t be
     par_origin *o = &par_group_area(g, g->at)->origin;
     const par_meeting *m = &g->meeting;
     int64_t last = atomic_load(&o->last) - 1;
-    bool is_first = last < 0 || m->step > last + 1;
+    bool is_first = last < 0 || m->run > last + 1;
     if (is_first) begin_run(o, m);
     bool changed = is_first;
-    for (int i = 0; i < g->size && atomic_load(&o->step) == m->step && atomic_load(&o->call) == m->call; i++) {
+    for (int i = 0; i < g->size && atomic_load(&o->run) == m->run && atomic_load(&o->call) == m->call; i++) {
         int rank = g->first + i * g->stride;
         uint64_t bit = 1ull << rank % 64;
         if (atomic_load(&o->ranks[rank / 64]) & bit || is_finite(from[i], begin, count, dtype)) continue;
         atomic_fetch_or(&o->ranks[rank / 64], bit);
         changed = true;
     }
-    changed = changed || last != m->step;
-    atomic_store(&o->last, m->step + 1);
+    changed = changed || last != m->run;
+    atomic_store(&o->last, m->run + 1);
     if (changed && g->me->world->mpi) par_mpi_tell_origin(g->me->world);
 }
 
@@ -84,19 +85,19 @@ void par_note_not_finite(const par_group *g, const void *const *from, int64_t be
 
 static bool is_before(const par_origin *a, const par_origin *b)
 {
-    int64_t step = atomic_load(&a->step), other = atomic_load(&b->step);
-    return step != other ? step < other : atomic_load(&a->call) < atomic_load(&b->call);
+    int64_t run = atomic_load(&a->run), other = atomic_load(&b->run);
+    return run != other ? run < other : atomic_load(&a->call) < atomic_load(&b->call);
 }
 
 static bool is_same(const par_origin *a, const par_origin *b) { return !is_before(a, b) && !is_before(b, a); }
 
-/* The earliest that some rank has found of a run of steps which has come to the last one of all; NULL: none. */
+/* The earliest that some rank has found of bad runs which have come to the last one of all; NULL: none. */
 static const par_origin *find_origin(const par_segment *s)
 {
     const par_origin *first = NULL;
     int64_t now = 0;
     for (int r = 0; r < s->ranks; r++)
-        if (atomic_load(&s->area[r].step) > now) now = atomic_load(&s->area[r].step);
+        if (atomic_load(&s->area[r].run) > now) now = atomic_load(&s->area[r].run);
     for (int r = 0; r < s->ranks; r++) {
         const par_origin *o = &s->area[r].origin;
         int64_t last = atomic_load(&o->last);
@@ -132,10 +133,10 @@ void par_not_finite_text(par_world *world, char *text, size_t room)
         for (size_t i = 0; i < sizeof ranks / sizeof *ranks; i++)
             if (atomic_load(&s->area[r].origin.last) && is_same(&s->area[r].origin, o))
                 ranks[i] |= atomic_load(&s->area[r].origin.ranks[i]);
-    char names[512] = "";
+    char names[512] = "", step[PAR_STEP_BYTES];
     int count = names_of(ranks, s->ranks, names, sizeof names);
     const char *what = count == 0 ? "the sum of finite parts" : count == 1 ? "'s part" : "' parts";
     const char *call = par_collective_name((par_collective)atomic_load(&o->kind));
-    snprintf(text, room, "%s%s %s the first not to be finite, in %s (call %lld of step %lld)", names, what, count > 1 ? "were" : "was",
-             call, (long long)atomic_load(&o->call), (long long)atomic_load(&o->step));
+    snprintf(text, room, "%s%s %s the first not to be finite, in %s (call %lld of %s)", names, what, count > 1 ? "were" : "was",
+             call, (long long)atomic_load(&o->call), par_step_text(atomic_load(&o->step), step));
 }

@@ -93,26 +93,35 @@ void par_end(par_world *world, int rank)
     wake_waiters(area);
 }
 
+const char *par_step_text(int64_t step, char to[PAR_STEP_BYTES])
+{
+    snprintf(to, PAR_STEP_BYTES, "%sstep %lld", step % 2 ? "the evaluation of " : "", (long long)(step / 2));
+    return to;
+}
+
 const char *par_place(const par_area *area, char to[PAR_PLACE_BYTES])
 {
-    long long step = atomic_load(&area->step) - 1, call = atomic_load(&area->call);
+    bool began = atomic_load(&area->run) > 0;
+    long long call = atomic_load(&area->call);
     int collective = atomic_load(&area->collective);
-    if (collective && step >= 0)
-        snprintf(to, PAR_PLACE_BYTES, "%s (call %lld of step %lld)", par_collective_name(collective), call, step);
+    char step[PAR_STEP_BYTES];
+    par_step_text(atomic_load(&area->step), step);
+    if (collective && began)
+        snprintf(to, PAR_PLACE_BYTES, "%s (call %lld of %s)", par_collective_name(collective), call, step);
     else if (collective)
         snprintf(to, PAR_PLACE_BYTES, "%s (call %lld, before the first step)", par_collective_name(collective), call);
-    else if (step >= 0) snprintf(to, PAR_PLACE_BYTES, "step %lld", step);
-    else snprintf(to, PAR_PLACE_BYTES, "its first step");
+    else snprintf(to, PAR_PLACE_BYTES, "%s", began ? step : "its first step");
     return to;
 }
 
 const char *par_where(const par_area *area, char to[PAR_WHERE_BYTES])
 {
-    char place[PAR_PLACE_BYTES];
-    long long step = atomic_load(&area->step) - 1, call = atomic_load(&area->call);
-    bool calls = atomic_load(&area->collective) != PAR_NO_COLLECTIVE;
-    if (!calls && step >= 0 && call > 0) snprintf(to, PAR_WHERE_BYTES, "after call %lld of step %lld", call, step);
-    else snprintf(to, PAR_WHERE_BYTES, "%s %s", calls || step >= 0 ? "in" : "before", par_place(area, place));
+    char place[PAR_PLACE_BYTES], step[PAR_STEP_BYTES];
+    long long call = atomic_load(&area->call);
+    bool calls = atomic_load(&area->collective) != PAR_NO_COLLECTIVE, began = atomic_load(&area->run) > 0;
+    par_step_text(atomic_load(&area->step), step);
+    if (!calls && began && call > 0) snprintf(to, PAR_WHERE_BYTES, "after call %lld of %s", call, step);
+    else snprintf(to, PAR_WHERE_BYTES, "%s %s", calls || began ? "in" : "before", par_place(area, place));
     return to;
 }
 

@@ -204,7 +204,7 @@ void par_fail_world(par_world *world, int rank, const char *text)
 {
     char whole[PAR_MESSAGE_BYTES], place[PAR_WHERE_BYTES];
     const par_area *area = world->segment && rank >= 0 && rank < world->ranks ? &world->segment->area[rank] : NULL;
-    bool began = area && atomic_load(&area->step) > 0;
+    bool began = area && atomic_load(&area->run) > 0;
     snprintf(whole, sizeof whole, "rank %d%s%s: %s", rank, began ? " " : "", began ? par_where(area, place) : "", text);
     par_stop_world(world, rank, whole);
 }

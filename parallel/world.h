@@ -57,12 +57,12 @@ typedef struct par_word {
 
 /* What a rank is about to do when it meets others; all must be about to do the same. */
 typedef struct par_meeting {
-    int64_t count, call, step;
+    int64_t count, call, run, step;            /* step: as par_step_text tells it */
     int32_t kind, dtype, root;
 } par_meeting;
 
 typedef struct par_post {
-    int64_t step;
+    int64_t run, step;
     uint64_t fingerprint;
     double computed_s;                         /* since the rank's last post: without waiting for others and being busy */
     int32_t entry;                             /* its recording */
@@ -86,11 +86,11 @@ typedef struct par_entry {
     uint32_t kept, nodes;                      /* lines, operations recorded */
 } par_entry;
 
-/* Where a sum over ranks was first found not to be finite, of a run of steps in which some were not: a rank finds it in what
- * it sums itself. */
+/* Where a sum over ranks was first found not to be finite, of runs one after another in which some were not: a rank finds it in
+ * what it sums itself. */
 typedef struct par_origin {
-    _Atomic int64_t last;                      /* + 1: the last of those steps; 0: none yet */
-    _Atomic int64_t step, call;                /* the first one, and the call */
+    _Atomic int64_t last;                      /* + 1: the last of those runs; 0: none yet */
+    _Atomic int64_t run, step, call;           /* the first one, and the call */
     _Atomic int32_t kind;
     _Atomic uint64_t ranks[PAR_MAX_RANKS / 64]; /* bits of those whose parts were not finite; none: the sum alone is not */
 } par_origin;
@@ -98,8 +98,8 @@ typedef struct par_origin {
 /* A rank's area; the rank writes it, all read it. Zero at first. */
 typedef struct par_area {
     _Alignas(128) par_word arrived[PAR_SLOTS]; /* meetings come to, a slot */
-    par_word posted;                           /* steps posted */
-    par_word compared;                         /* steps agreed on: it reads no post and no recording of them any more */
+    par_word posted;                           /* runs posted */
+    par_word compared;                         /* runs agreed on: it reads no post and no recording of them any more */
     _Atomic int32_t waits_for;                 /* rank + 1; 0: none; what for: the word at this offset of the segment ... */
     _Atomic int64_t waits_word;
     _Atomic uint32_t waits_target;             /* ... has come to this */
@@ -109,8 +109,9 @@ typedef struct par_area {
     _Atomic int32_t start_error;               /* errno of a process that could not be started */
     _Atomic int32_t cause;                     /* par_cause, of the text that it stops the world with; 0: PAR_DISAGREED */
     _Atomic int32_t collective;                /* par_collective it is in */
-    _Atomic int64_t step;                      /* + 1; 0: none yet */
-    _Atomic int64_t call;                      /* collectives called in this step */
+    _Atomic int64_t run;                       /* + 1; 0: none yet */
+    _Atomic int64_t step;                      /* that it belongs to */
+    _Atomic int64_t call;                      /* collectives called in this run */
     _Atomic int64_t calls, sent;               /* since the world opened */
     _Atomic int64_t waited_ns;                 /* in collectives and for agreement, since the world opened */
     par_origin origin;
@@ -218,8 +219,19 @@ void par_patient(const par_segment *s, par_patience *p);
 bool par_late(par_local *me, int other);
 /* Tells others that this rank has ended well. */
 void par_end(par_world *world, int rank);
+/* A step as its user counts it: the update that is in the making, from 1; an evaluation, those done. Ranks that are in order are in one
+ * run, of which a step may have several: micro-batches, values read before their step. */
+typedef struct par_moment {
+    int64_t run;                               /* of a program; from 0 */
+    int64_t step;
+    bool evaluates;
+} par_moment;
+/* The step as one number, and as text: "step 7", "the evaluation of step 7". */
+static inline int64_t par_step_of(par_moment at) { return 2 * at.step + at.evaluates; }
+enum { PAR_STEP_BYTES = 48 };
+const char *par_step_text(int64_t step, char to[PAR_STEP_BYTES]);
 /* "all_reduce (call 14 of step 7)", "step 7", "its first step". */
-enum { PAR_PLACE_BYTES = 96 };
+enum { PAR_PLACE_BYTES = 112 };
 const char *par_place(const par_area *area, char to[PAR_PLACE_BYTES]);
 /* "in all_reduce (call 14 of step 7)", "after call 14 of step 7", "in step 7", "before its first step". */
 enum { PAR_WHERE_BYTES = PAR_PLACE_BYTES + 8 };
@@ -257,10 +269,10 @@ uint64_t par_text_hash(const char *text);
 /* What must be equal on all ranks, as "strategy=ddp batch=144 ..."; before the first step. What is longer than PAR_OPTIONS_BYTES is
  * compared, but not named. */
 void par_agree_options(par_world *world, int rank, const char *options);
-/* Posts the step before it runs and compares it with what others posted; for a new plan after all have. A step with
+/* Posts a run before it begins and compares it with what others posted; for a new plan after all have. A run with
  * any difference stops the world with the name of the first differing option or operation. false: the context has
  * failed. */
-bool par_agree(par_world *world, int rank, td_context *td, int64_t step, const td_program *recording,
+bool par_agree(par_world *world, int rank, td_context *td, par_moment at, const td_program *recording,
                uint64_t fingerprint, bool is_new_plan);
 /* Another rank's post has come after this rank's own of the same number: stops the world where they differ. */
 void par_agree_heard(par_world *world, int other, uint32_t index);

@@ -6,6 +6,7 @@
 
 #include <time.h>
 
+#include <tandem/optim.h>
 #include <tandem/parallel.h>
 
 typedef enum fault { NONE, ATTRIBUTE, ORDER, SHAPE, OPERATION, OPTION, SEED, EXTRA, PASSES, START } fault;
@@ -156,12 +157,76 @@ END_TEST
 
 START_TEST(test_an_option)
 {
-    expect(PASSES, 2, 0, 0, (const char *const[]){ "ranks disagree at step 0: option passes is -schedule on rank 0 but all on rank 1", NULL });
-    expect(OPTION, 2, 1, 0, (const char *const[]){ "ranks disagree at step 0: option bucket is 0 on rank 0 but 1048576 on rank 1", NULL });
-    expect(SEED, 3, 2, 0, (const char *const[]){ "ranks disagree at step 0: option seed is 1 on rank", " but 2 on rank 2", NULL });
+    expect(PASSES, 2, 0, 0, (const char *const[]){ "ranks disagree at step 1: option passes is -schedule on rank 0 but all on rank 1", NULL });
+    expect(OPTION, 2, 1, 0, (const char *const[]){ "ranks disagree at step 1: option bucket is 0 on rank 0 but 1048576 on rank 1", NULL });
+    expect(SEED, 3, 2, 0, (const char *const[]){ "ranks disagree at step 1: option seed is 1 on rank", " but 2 on rank 2", NULL });
+}
+END_TEST
+
+/* ---- Which step it was ------------------------------------------------------------------------------------ */
+
+/* Where rank 1 errs in the third update: in its second micro-batch, in a value read before its step, in the evaluation behind it. */
+enum { MICRO_BATCH, EARLY, EVALUATION, RESUMED };
+
+static bool part_of_update(td_context *td, td_state w, opt_optimizer *opt, int ranks, bool errs, bool reads)
+{
+    double x[2] = { 1, 2 };
+    td_tensor rows = td_mul(td_batch(td, "x", TD_F64, TD_SHAPE(2 * ranks), x), td_use(w));
+    td_tensor loss = td_sum(errs ? td_exp(rows) : td_tanh(rows), TD_ALL, TD_DROP);
+    td_backward(loss);
+    if (reads && isnan(td_item(loss))) return false;
+    if (opt) opt_step(opt, 0.1);
+    return td_step(td);
+}
+
+static int train_rank(par_world *world, int rank, void *user)
+{
+    job *j = user;
+    td_context *td = td_open(&(td_options){ .dtype = TD_F64, .threads = 1, .log = NULL });
+    par_attach(td, world, rank, &(par_options){ .strategy = "ddp" });
+    td_state w = td_parameter(td_root(td), "w", (td_shape){ 0 }, td_init_constant(0.5));
+    opt_optimizer *opt = opt_sgd(td_root(td), NULL);
+    bool good = true;
+    if (j->at == RESUMED) td_set_updates(td, rank == 1 ? 8 : 4);
+    for (int update = 1; update <= 4 && good; update++) {
+        bool errs = rank == 1 && update == 3;
+        good = part_of_update(td, w, NULL, j->ranks, false, true) &&
+               part_of_update(td, w, NULL, j->ranks, errs && j->at == MICRO_BATCH, false) &&
+               part_of_update(td, w, opt, j->ranks, errs && j->at == EARLY, true);
+        td_set_mode(td, TD_EVAL);
+        td_keep(errs && j->at == EVALUATION ? td_exp(td_use(w)) : td_tanh(td_use(w)));
+        good = good && td_step(td);
+        td_set_mode(td, TD_TRAIN);
+    }
+    snprintf(j->text[rank], sizeof j->text[rank], "%s", td_error_text(td));
+    opt_close(opt);
+    td_close(td);
+    return good ? 0 : 1;
+}
+
+static void expect_at(int where, const char *text)
+{
+    job j = { .ranks = 2, .at = where };
+    ck_assert_int_ne(par_run_threads(2, &(par_world_options){ .timeout_s = 10 }, train_rank, &j), 0);
+    for (int r = 0; r < 2; r++) ck_assert_msg(!strncmp(j.text[r], text, strlen(text)), "%s", j.text[r]);
+}
+
+/* It is the update's number, whatever else has run: micro-batches, values read early, evaluations. */
+START_TEST(test_the_step_is_the_users)
+{
+    expect_at(MICRO_BATCH, "ranks disagree at step 3: operation ");
+    expect_at(EARLY, "ranks disagree at step 3: operation ");
+    expect_at(EVALUATION, "ranks disagree at the evaluation of step 3: operation ");
+}
+END_TEST
+
+/* Ranks that resume from other checkpoints would draw other masks. */
+START_TEST(test_ranks_at_other_steps)
+{
+    expect_at(RESUMED, "ranks disagree at step 5: rank 0 begins step 5 but rank 1 step 9");
 }
 END_TEST
 
 TESTS("disagree", test_ranks_that_agree_run, test_an_attribute_inside_an_operation, test_the_order_of_operations, test_a_shape,
       test_another_operation_on_rank_0, test_one_operation_more, test_a_value_read_early_on_some_ranks_only,
-      test_how_a_parameter_starts, test_an_option)
+      test_how_a_parameter_starts, test_an_option, test_the_step_is_the_users, test_ranks_at_other_steps)

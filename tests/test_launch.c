@@ -83,7 +83,7 @@ static int run_steps(par_world *world, int rank, const char *mode)
         if (step == 7 && rank == 1 && strcmp(mode, "operation") == 0) ranks_differ(&p, 12);
         if (step == 7 && rank == 1 && strcmp(mode, "order") == 0) ranks_swap(&p, 12, 13);
         bool is_new = step == 0 || (step == 7 && rank == 1); /* the one that differs; the others replay */
-        ok = par_agree(world, rank, td, step, &p.program, ranks_fingerprint(&p, 0), is_new);
+        ok = par_agree(world, rank, td, (par_moment){ .run = step, .step = step }, &p.program, ranks_fingerprint(&p, 0), is_new);
         if (ok && step == 7 && strcmp(mode, "between") == 0 && rank == 2) raise(SIGKILL);
         double x = rank, y = 1;
         ok = ok && t.all_reduce(t.self, 0, &x, 1, TD_F64) && t.all_reduce(t.self, 0, &y, 1, TD_F64);

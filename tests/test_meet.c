@@ -141,9 +141,9 @@ END_TEST
 START_TEST(test_settings_that_differ_are_named)
 {
     expect_end(RANK("0", "2", WAITS) RANK("1", "2", WAITS "--steps 6 "), "[ 1 1 ]",
-               "mlp: ranks disagree at step 0: option steps is 12 on rank 0 but 6 on rank 1\n");
+               "mlp: ranks disagree at step 1: option steps is 12 on rank 0 but 6 on rank 1\n");
     expect_end(RANK("0", "2", WAITS) RANK("1", "2", WAITS "--clip 1 "), "[ 1 1 ]",
-               "mlp: ranks disagree at step 0: option clip is absent on rank 0 but 1 on rank 1\n");
+               "mlp: ranks disagree at step 1: option clip is absent on rank 0 but 1 on rank 1\n");
 }
 END_TEST
 

@@ -73,7 +73,8 @@ static bool post_unheard(par_world *world, int rank)
     uint32_t index = atomic_load(&area->posted.value);
     usleep(300000); /* the others have posted */
     area->post[index] = area->post[index - 1];
-    area->post[index].step++;
+    area->post[index].run++;
+    area->post[index].step = par_step_of((par_moment){ .step = 7 });
     area->post[index].fingerprint++;
     par_advance(&area->posted);
     par_mpi_tell_post(world, index);
@@ -104,7 +105,7 @@ static bool run_steps(par_world *world, int rank, const char *mode, td_context *
         if (odd && is(mode, "end")) return true;
         if (odd && is(mode, "operation")) ranks_differ(&p, 12);
         if (odd && is(mode, "cross")) ok = post_unheard(world, rank);
-        else ok = par_agree(world, rank, td, step, &p.program, ranks_fingerprint(&p, 0), step == 0);
+        else ok = par_agree(world, rank, td, (par_moment){ .run = step, .step = step }, &p.program, ranks_fingerprint(&p, 0), step == 0);
         double x[2] = { rank, rank };
         if (ok && !(odd && is(mode, "skip"))) ok = t.all_reduce(t.self, 0, x, odd && is(mode, "size") ? 2 : 1, TD_F64);
         ok = ok && t.all_reduce(t.self, 0, x, 1, TD_F64);
@@ -338,7 +339,7 @@ START_TEST(test_wrong_settings_are_told_by_one_rank)
         { "-n 4", "--strategy hsdp:2x3", ": strategy 'hsdp:2x3' is for 6 ranks (2 that share one copy of the state x 3 such groups), but there are 4\n" },
         { "-n 2", "--strategy ddp+ep:2", ": strategy 'ddp+ep:2': " },
         { "-n 2", "--strategy fsdp --units 'none.*'", ": fsdp: the unit pattern 'none.*' matches no parameter; " },
-        { "-n 1", "--steps 6 : -n 1 " SMALL "--steps 8", "mlp: ranks disagree at step 0: option steps is 6 on rank 0 but 8 on rank 1\n" },
+        { "-n 1", "--steps 6 : -n 1 " SMALL "--steps 8", "mlp: ranks disagree at step 1: option steps is 6 on rank 0 but 8 on rank 1\n" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         ck_assert_int_ne(sh(MPIRUN "%s " SMALL "%s", cases[i].ranks, cases[i].flags), 0);

@@ -376,7 +376,8 @@ static int steps(par_world *world, int rank, void *user)
         uint64_t print = ranks_fingerprint(p, now && s->mode == ATTRIBUTE);
         bool is_new = step == 0 || (step == 7 && s->mode != REPLAY && !(s->mode == NEW_AGAINST_REPLAY && !odd));
         if (now && s->mode == MISSES_POST) continue;
-        ok = par_agree(world, rank, o.td, now && s->mode == STEP ? step + 1 : step, &p->program, print, is_new);
+        int64_t begun = now && s->mode == STEP ? step + 1 : step;
+        ok = par_agree(world, rank, o.td, (par_moment){ .run = begun, .step = begun }, &p->program, print, is_new);
         float x = 1;
         ok = ok && o.t.all_reduce(o.t.self, 0, &x, 1, TD_F32) && x == (float)par_world_size(world);
     }
@@ -491,7 +492,7 @@ static int runs_ahead(par_world *world, int rank, void *user)
         ranks_record(p, 20 + (uint32_t)(step % s->mode));
         if (rank == 2 && step == 400) ranks_differ(p, 3);
         if (rank == 0 && step == 1) sleep_s(0.2);
-        ok = par_agree(world, rank, o.td, step, &p->program, ranks_fingerprint(p, 0), false);
+        ok = par_agree(world, rank, o.td, (par_moment){ .run = step, .step = step }, &p->program, ranks_fingerprint(p, 0), false);
     }
     EXPECT(!o.t.barrier(o.t.self));
     free(p);
@@ -511,6 +512,32 @@ START_TEST(test_ranks_that_run_apart_are_still_compared)
 }
 END_TEST
 
+/* Five micro-batches of one step, of one plan and with one sum each; rank 1 leaves out the third one's. */
+static int micro_batches(par_world *world, int rank, void *user)
+{
+    one o = join(world, rank);
+    ranks_program *p = malloc(sizeof *p);
+    EXPECT(p);
+    ranks_record(p, 20);
+    uint64_t print = ranks_fingerprint(p, 0);
+    bool ok = true;
+    for (int64_t run = 0; run < 5 && ok; run++) {
+        float x = 1;
+        ok = par_agree(world, rank, o.td, (par_moment){ .run = run, .step = 8 }, &p->program, print, run == 0);
+        ok = ok && ((rank == 1 && run == 2) || o.t.all_reduce(o.t.self, 0, &x, 1, TD_F32));
+    }
+    free(p);
+    return leave(&o, rank, user);
+}
+
+START_TEST(test_a_sum_that_one_rank_leaves_out_of_a_micro_batch_is_noticed)
+{
+    seen *s = run(2, &small, AGREE, micro_batches);
+    assert_all_failed(s, 2, "ranks disagree: rank 0 calls all_reduce of 1 f32 (call 1 of step 8) but rank 1 calls all_reduce of 1 f32 "
+                            "(call 1 of step 8), 1 run later");
+}
+END_TEST
+
 TESTS("transport", test_collectives_equal_plain_sums_in_rank_order_to_the_bit,
       test_collectives_work_through_a_staging_buffer_of_the_usual_size,
       test_bf16_is_summed_in_f32_and_rounded_once_to_even, test_gather_and_scatter_may_use_a_part_of_the_whole,
@@ -524,4 +551,5 @@ TESTS("transport", test_collectives_equal_plain_sums_in_rank_order_to_the_bit,
       test_a_new_plan_against_an_old_one_is_named, test_another_order_is_named, test_another_option_is_named,
       test_a_shorter_recording_is_named, test_attributes_that_are_not_shown_still_differ, test_another_step_is_named,
       test_a_step_that_one_rank_leaves_out_is_named, test_a_long_recording_says_how_much_of_it_is_kept,
-      test_ranks_that_run_apart_are_still_compared)
+      test_ranks_that_run_apart_are_still_compared,
+      test_a_sum_that_one_rank_leaves_out_of_a_micro_batch_is_noticed)

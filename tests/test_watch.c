@@ -12,7 +12,7 @@ static int start(const char *by, const char *wanted, const char *flags)
 }
 
 #define FIRST_PART "stopped; rank 1's part was the first not to be finite, in "
-#define OF_THE_LOSS "small: step 1: the loss is nan: " FIRST_PART "all_reduce (call * of step 0); TD_EAGER=1 *"
+#define OF_THE_LOSS "small: step 1: the loss is nan: " FIRST_PART "all_reduce (call * of step 1); TD_EAGER=1 *"
 
 static void expect_named(const char *by, const char *wanted, const char *flags, const char *pattern)
 {
