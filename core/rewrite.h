@@ -455,9 +455,9 @@ typedef struct td_parallel {
     bool cuts;                                /* it may cut parameters by a dimension */
     td_program *(*place)(void *self, const td_program *in);    /* NULL: failed */
     td_program *(*schedule)(void *self, const td_program *in);
-    /* Before a plan runs: posts it, and for a new plan waits until every rank posted the same. `step` counts runs: steps, and
+    /* Before a plan runs: posts it, and for a new plan waits until every rank posted the same. `run` counts runs: steps, and
      * values read before their step. */
-    bool (*agree)(void *self, int64_t step, const td_program *recording, uint64_t fingerprint, bool is_new_plan);
+    bool (*agree)(void *self, int64_t run, const td_program *recording, uint64_t fingerprint, bool is_new_plan);
     void (*failed)(void *self, const char *text);              /* this rank's first error */
     const struct td_transport *transport;
 } td_parallel;
