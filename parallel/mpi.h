@@ -49,6 +49,14 @@ typedef struct par_mpi {
 par_world *par_mpi_join(int expected, int ranks, const par_world_options *options, char *message, size_t room);
 bool par_mpi_same_host(const par_mpi *mpi, int a, int b); /* of ranks */
 
+/* The variables of a launcher of the system, by which a process knows that it started it (scheduled.c). */
+typedef struct par_launcher {
+    const char *rank, *ranks;
+    const char *here;        /* how many of them on this host; for several hosts Slurm has a list, which is no number */
+    const char *within;      /* set besides; NULL: none */
+} par_launcher;
+const par_launcher *par_launcher_find(long *rank, long *ranks); /* NULL: none has started this process as one of several */
+
 /* The ranks that the launcher started on this host, as far as can be seen (siblings.c). */
 typedef struct par_siblings {
     bool any_gone;

@@ -8,23 +8,22 @@
 #include "parallel/meet.h"
 #include "parallel/mpi.h"
 
-static const struct {
-    const char *rank, *ranks;
-    const char *within; /* set besides: a batch script has Slurm's numbers too, but is no step that srun started; NULL: none */
-} launchers[] = {
-    { "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", NULL },
-    { "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_ID" },
+static const par_launcher launchers[] = {
+    { .rank = "OMPI_COMM_WORLD_RANK", .ranks = "OMPI_COMM_WORLD_SIZE", .here = "OMPI_COMM_WORLD_LOCAL_SIZE" },
+    /* A batch script has Slurm's numbers, too, but is no step that srun started. */
+    { .rank = "SLURM_PROCID", .ranks = "SLURM_STEP_NUM_TASKS", .here = "SLURM_STEP_TASKS_PER_NODE", .within = "SLURM_STEP_ID" },
 };
 
-static bool find_launcher(long *rank, long *ranks)
+const par_launcher *par_launcher_find(long *rank, long *ranks)
 {
     for (size_t i = 0; i < sizeof launchers / sizeof *launchers; i++) {
-        if (launchers[i].within && !getenv(launchers[i].within)) continue;
-        *rank = par_environment_number(launchers[i].rank);
-        *ranks = par_environment_number(launchers[i].ranks);
-        if (*ranks > 1 && *rank >= 0 && *rank < *ranks) return true;
+        const par_launcher *l = &launchers[i];
+        if (l->within && !getenv(l->within)) continue;
+        *rank = par_environment_number(l->rank);
+        *ranks = par_environment_number(l->ranks);
+        if (*ranks > 1 && *rank >= 0 && *rank < *ranks) return l;
     }
-    return false;
+    return NULL;
 }
 
 /* What is wrong with RANK and WORLD_SIZE beside a launcher that has said who this is. */
@@ -65,7 +64,7 @@ par_start par_started(int *rank, int *ranks, char *message, size_t room)
     par_start start = PAR_ALONE;
     *message = 0;
     if (par_launched()) return PAR_ALONE;
-    if (find_launcher(&at, &count)) start = PAR_BY_LAUNCHER, check_beside(at, count, message, room);
+    if (par_launcher_find(&at, &count)) start = PAR_BY_LAUNCHER, check_beside(at, count, message, room);
     else if (find_variables(&at, &count, message, room)) start = PAR_BY_VARIABLES;
     if (start == PAR_ALONE || *message) return PAR_ALONE;
     *rank = (int)at;

@@ -68,16 +68,14 @@ static const char *const states[] = { [GONE] = "is gone", [STOPPED] = "is stoppe
 
 par_siblings par_siblings_look(void)
 {
-    bool by_slurm = !getenv("OMPI_COMM_WORLD_RANK");
-    const char *variable = by_slurm ? "SLURM_PROCID" : "OMPI_COMM_WORLD_RANK";
-    long own = par_environment_number(variable), first = 0;
-    long ranks = par_environment_number(by_slurm ? "SLURM_STEP_NUM_TASKS" : "OMPI_COMM_WORLD_SIZE");
-    bool all_here = !by_slurm && par_environment_number("OMPI_COMM_WORLD_LOCAL_SIZE") == ranks;
+    long own = -1, ranks = -1, first = 0;
+    const par_launcher *launcher = par_launcher_find(&own, &ranks);
     sibling state[PAR_MAX_RANKS] = { GONE };
     par_siblings s = { .speaks = own == 0 };
     size_t used = 0, room = sizeof s.text;
-    if (!is_child_of_launcher(variable)) return s;
-    look(variable, state);
+    if (!launcher || !is_child_of_launcher(launcher->rank)) return s;
+    bool all_here = par_environment_number(launcher->here) == ranks;
+    look(launcher->rank, state);
     for (long r = 0; r < ranks && r < PAR_MAX_RANKS && used < room; r++) {
         if (state[r] == RUNS || (state[r] == GONE && !all_here)) continue;
         s.any_gone = s.any_gone || state[r] == GONE;
