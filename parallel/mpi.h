@@ -54,6 +54,8 @@ typedef struct par_launcher {
     const char *rank, *ranks;
     const char *here;        /* how many of them on this host; for several hosts Slurm has a list, which is no number */
     const char *within;      /* set besides; NULL: none */
+    const char *needs;       /* set where Open MPI can join; NULL: always. `without`: what to say where it is not */
+    const char *without;
 } par_launcher;
 const par_launcher *par_launcher_find(long *rank, long *ranks); /* NULL: none has started this process as one of several */
 

@@ -11,7 +11,8 @@
 static const par_launcher launchers[] = {
     { .rank = "OMPI_COMM_WORLD_RANK", .ranks = "OMPI_COMM_WORLD_SIZE", .here = "OMPI_COMM_WORLD_LOCAL_SIZE" },
     /* A batch script has Slurm's numbers, too, but is no step that srun started. */
-    { .rank = "SLURM_PROCID", .ranks = "SLURM_STEP_NUM_TASKS", .here = "SLURM_STEP_TASKS_PER_NODE", .within = "SLURM_STEP_ID" },
+    { .rank = "SLURM_PROCID", .ranks = "SLURM_STEP_NUM_TASKS", .here = "SLURM_STEP_TASKS_PER_NODE", .within = "SLURM_STEP_ID",
+      .needs = "PMIX_RANK", .without = "srun without PMIx, through which Open MPI's processes find each other: add --mpi=pmix" },
 };
 
 const par_launcher *par_launcher_find(long *rank, long *ranks)
@@ -24,6 +25,13 @@ const par_launcher *par_launcher_find(long *rank, long *ranks)
         if (*ranks > 1 && *rank >= 0 && *rank < *ranks) return l;
     }
     return NULL;
+}
+
+/* Open MPI would end the process with a page on how it is built. */
+static void check_needs(const par_launcher *l, long rank, long ranks, char *message, size_t room)
+{
+    if (!l->needs || getenv(l->needs)) return;
+    snprintf(message, room, "this process was started as rank %ld of %ld by %s", rank, ranks, l->without);
 }
 
 /* What is wrong with RANK and WORLD_SIZE beside a launcher that has said who this is. */
@@ -64,8 +72,12 @@ par_start par_started(int *rank, int *ranks, char *message, size_t room)
     par_start start = PAR_ALONE;
     *message = 0;
     if (par_launched()) return PAR_ALONE;
-    if (par_launcher_find(&at, &count)) start = PAR_BY_LAUNCHER, check_beside(at, count, message, room);
-    else if (find_variables(&at, &count, message, room)) start = PAR_BY_VARIABLES;
+    const par_launcher *launcher = par_launcher_find(&at, &count);
+    if (launcher) {
+        start = PAR_BY_LAUNCHER;
+        check_needs(launcher, at, count, message, room);
+        if (!*message) check_beside(at, count, message, room);
+    } else if (find_variables(&at, &count, message, room)) start = PAR_BY_VARIABLES;
     if (start == PAR_ALONE || *message) return PAR_ALONE;
     *rank = (int)at;
     *ranks = (int)count;

@@ -348,14 +348,30 @@ START_TEST(test_wrong_settings_are_told_by_one_rank)
 }
 END_TEST
 
-/* srun sets these; without its PMI MPI knows of one process alone. */
+/* srun sets these. */
+#define SLURM_STEP "ASAN_OPTIONS=$ASAN_OPTIONS:detect_leaks=0 SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 "
+
 START_TEST(test_a_launcher_that_the_library_does_not_know_is_told)
 {
     NEEDS_MPI;
-    ck_assert_sh(2, "export ASAN_OPTIONS=$ASAN_OPTIONS:detect_leaks=0; SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2 " SMALL);
-    ck_assert_str_has(err_text, "mlp: this process was started as rank 0 of 2, but MPI has it as rank 0 of 1: start it with the mpirun or srun "
-                                "(--mpi=pmix) of the Open MPI that is installed\n");
+    ck_assert_sh(2, "PMIX_RANK=1 " SLURM_STEP SMALL);
+    ck_assert_str_has(err_text, "mlp: this process was started as rank 1 of 2, but MPI has it as rank 0 of 1: start it with the mpirun or "
+                                "srun (--mpi=pmix) of the Open MPI that is installed\n");
     ck_assert_sh(0, "SLURM_PROCID=0 SLURM_NTASKS=2 " SMALL); /* a batch script's, beside which nothing was started */
+}
+END_TEST
+
+/* MPI itself would end the process. */
+START_TEST(test_srun_without_pmix_is_told_before_mpi_is_loaded)
+{
+    ck_assert_sh(2, SLURM_STEP SMALL);
+    ck_assert_str_eq(err_text, "mlp: this process was started as rank 1 of 2 by srun without PMIx, through which Open MPI's processes find "
+                               "each other: add --mpi=pmix\n");
+    ck_assert_sh(2, "PMI_RANK=1 PMI_FD=9 " SLURM_STEP SMALL); /* --mpi=pmi2 */
+    ck_assert_str_has(err_text, "add --mpi=pmix\n");
+    ck_assert_sh(0, "export " SLURM_STEP "; " SMALL "& " SMALL "& wait");
+    ck_assert_int_eq(count(err_text, "mlp: "), 1);
+    ck_assert_sh(0, SLURM_STEP "$MLP plan --task regress"); /* needs no others */
 }
 END_TEST
 
@@ -392,6 +408,7 @@ int main(int argc, char **argv)
         test_wrong_launches_say_what_to_do,
         test_wrong_settings_are_told_by_one_rank,
         test_a_launcher_that_the_library_does_not_know_is_told,
+        test_srun_without_pmix_is_told_before_mpi_is_loaded,
         test_a_missing_library_is_named_with_its_package,
     };
     return check_main("mpi", tests, (int)(sizeof tests / sizeof tests[0]));
