@@ -186,6 +186,11 @@ elif [ "${1-}" = --all ]; then
     else
         echo "skipped: tests/fresh_root.sh needs root and Debian's package mmdebstrap"
     fi
+    if command -v slurmctld >/dev/null && command -v munged >/dev/null && [ "$(id -u)" -eq 0 ]; then
+        stage "ranks under Slurm, on a cluster of its own" tests/slurm.sh build || true
+    else
+        echo "skipped: tests/slurm.sh needs root and Debian's packages slurm-wlm and munge"
+    fi
 else
     sanitized_gcc
     release_gcc
