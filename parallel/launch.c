@@ -225,7 +225,8 @@ static void look_at_ranks(launcher *l)
     }
 }
 
-/* The first signal lets ranks save and end; the second one ends them. */
+/* The first signal lets ranks save and end; a second SIGINT, which only a user sends, ends them. Others may come twice for one
+ * request, as from Slurm and from srun. */
 static void pass_on(launcher *l, int number)
 {
     if (number == SIGTSTP) {
@@ -238,6 +239,7 @@ static void pass_on(launcher *l, int number)
         if (l->rank[0].pid > 0) kill(l->rank[0].pid, number);
         return;
     }
+    if (l->interrupted && number != SIGINT) return;
     if (l->interrupted) {
         par_break(&l->world, PAR_LAUNCHER, "stopped by signal %d (%s)", number, strsignal(number));
         signal_all(l, SIGKILL);

@@ -153,7 +153,7 @@ TD_API int par_run_threads(int ranks, const par_world_options *options,
  * `message` (room bytes, "" on success) says why, once for all. So a rank does not print its failure: it gives it to
  * par_fail_world. When a rank dies, stops answering or fails, all others are ended within timeout + 5 s; none is left
  * behind, even when this process is killed. SIGINT, SIGTERM and SIGHUP are passed on, so that ranks can save and end;
- * after timeout + 3 s in which no rank was busy (par_busy), or at a second signal, they are killed. SIGUSR1 is passed
+ * after timeout + 3 s in which no rank was busy (par_busy), or when a SIGINT comes behind one of these, they are killed. SIGUSR1 is passed
  * on to rank 0 alone, and ignored by ranks that have no handler of it. The calling thread must stay until it returns. */
 TD_API int par_launch(int ranks, char **argv, const par_world_options *options, char *message, size_t room);
 TD_API bool par_launched(void);   /* this process is a rank that par_launch started */

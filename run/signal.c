@@ -1,4 +1,5 @@
-/* SIGINT and SIGTERM set a flag that the loop looks at after each update; a second one ends the process at once.
+/* SIGINT and SIGTERM set a flag that the loop looks at after each update; a second SIGINT ends the process at once. A second SIGTERM
+ * does not: at the end of a job's time Slurm and its srun send one each, as do a launcher and whoever ends all of a job's processes.
  * SIGUSR1 sets another: a checkpoint is wanted.
  */
 #include <signal.h>
@@ -34,7 +35,7 @@ void run_signals_catch(void)
 {
     came = save_wanted = 0;
     set(SIGINT, note, SA_RESTART | SA_RESETHAND);
-    set(SIGTERM, note, SA_RESTART | SA_RESETHAND);
+    set(SIGTERM, note, SA_RESTART);
     set(SIGUSR1, note_save, SA_RESTART);
     set(SIGPIPE, SIG_IGN, 0); /* who reads the progress does not decide over the run */
 }

@@ -413,7 +413,22 @@ START_TEST(test_ranks_that_do_not_end_when_asked_are_killed)
 }
 END_TEST
 
-START_TEST(test_a_second_signal_kills_at_once)
+/* So that ranks save, one request of a scheduler may come twice. */
+START_TEST(test_a_second_termination_is_the_same_request)
+{
+    int status;
+    launcher_process l = start_launcher("saves", "2", "20");
+    rank_pid(&l, 0);
+    rank_pid(&l, 1);
+    kill(l.pid, SIGTERM);
+    sleep_s(0.05);
+    kill(l.pid, SIGTERM);
+    ck_assert_str_eq(end_launcher(&l, &status), "[]\n");
+    ck_assert_int_eq(status, 0);
+}
+END_TEST
+
+START_TEST(test_a_second_interrupt_kills_at_once)
 {
     int status;
     launcher_process l = start_launcher("stubborn", "2", "20");
@@ -495,7 +510,8 @@ int main(int argc, char **argv)
         test_signals_are_passed_on_once_so_that_ranks_can_save,
         test_a_rank_that_saves_may_take_its_time_to_end,
         test_ranks_that_do_not_end_when_asked_are_killed,
-        test_a_second_signal_kills_at_once,
+        test_a_second_termination_is_the_same_request,
+        test_a_second_interrupt_kills_at_once,
         test_ranks_without_a_handler_end_by_the_signal,
         test_a_suspended_run_goes_on,
         test_no_rank_outlives_a_killed_launcher,
