@@ -8,6 +8,8 @@
 
 #include <tandem/rewrite.h>
 
+#include "core/hash.h"
+
 /* The least multiple of `to` that is n or more. */
 static inline int64_t td_round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
@@ -207,15 +209,6 @@ typedef struct td_text {
     uint32_t length, room;
 } td_text;
 void td_text_add(td_text *b, const char *format, ...) TD_PRINTF(2, 3);
-
-/* Mixing of 64-bit hashes; not cryptographic. */
-static inline uint64_t td_mix(uint64_t h, uint64_t v)
-{
-    h = (h ^ v) * 0x9E3779B97F4A7C15u;
-    return h ^ (h >> 29);
-}
-uint64_t td_hash_bytes(uint64_t h, const void *bytes, size_t count);
-uint64_t td_hash_text(const char *text);
 
 /* "(h.3.attn) (model.c:41)": where node n was recorded. Valid until the next call. */
 const char *td_location(td_context *td, uint32_t module, const char *file, int line);

@@ -15,32 +15,19 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/hash.h"
 #include "parallel/mpi.h"
 
 enum { PATH_SHOWN = 40 };
 
-/* ---- Hashes and text ------------------------------------------------------------------------------------- */
-
-static uint64_t mix(uint64_t h)
-{
-    h = (h ^ h >> 30) * 0xbf58476d1ce4e5b9u;
-    h = (h ^ h >> 27) * 0x94d049bb133111ebu;
-    return h ^ h >> 31;
-}
-
-uint64_t par_text_hash(const char *text)
-{
-    uint64_t h = 0;
-    for (; *text; text++) h = mix(h + (unsigned char)*text + 1);
-    return h;
-}
+/* ---- Text ------------------------------------------------------------------------------------------------ */
 
 void par_agree_options(par_world *world, int rank, const char *options)
 {
     par_local *me = par_local_at(world, rank);
     if (!me) return;
     snprintf(me->options, sizeof me->options, "%s", options);
-    me->options_hash = par_text_hash(options);
+    me->options_hash = td_hash_text(options);
 }
 
 /* "mul (64, 10) f32 at model.c:41". Long paths lose their beginning. */
@@ -279,7 +266,7 @@ bool par_agree(par_world *world, int rank, td_context *td, par_moment at, const 
     if (world->mpi) par_mpi_listen(world);
     if (par_broken(world)) return par_stopped(me);
     if (world->ranks == 1) return true;
-    uint64_t name = mix(fingerprint + me->options_hash);
+    uint64_t name = td_mix(fingerprint, me->options_hash);
     uint32_t index = atomic_load(&area->posted.value);
     double begin = par_seconds();
     par_post said = { .run = at.run, .step = par_step_of(at), .fingerprint = name ? name : 1, .computed_s = par_pace_take(me) };

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/hash.h"
+
 static void add_axis(td_mesh *mesh, const par_axis *from, int size, int at, par_axis axis[TD_MAX_AXES])
 {
     if (size == 1) return;
@@ -134,7 +136,7 @@ static void tell_options(par_attached *a, td_context *td, const char *strategy, 
              (unsigned long long)table, td_dtype_name(td_compute_dtype(td)), td_dtype_name(o->reduce_dtype),
              (unsigned long long)td_seed(td), (long long)o->bucket_bytes, (long long)o->unit_elements, (long long)o->whole_elements,
              o->keep_gathered, o->keep_group, o->prefetch, o->offload, *passes ? passes : "all", units, columns, rows, agreed);
-    *hash = par_text_hash(text);
+    *hash = td_hash_text(text);
     if (a->world->segment) par_agree_options(a->world, a->rank, text);
 }
 

@@ -13,6 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "core/hash.h"
 #include "parallel/meet.h"
 #include "parallel/mpi.h"
 
@@ -95,9 +96,7 @@ static uint64_t hash_of_cores(void)
 {
     cpu_set_t set;
     if (sched_getaffinity(0, sizeof set, &set) != 0) return 0;
-    uint64_t hash = 1;
-    for (int i = 0; i < CPU_SETSIZE; i++) hash = hash * 0x9e3779b97f4a7c15u + (CPU_ISSET(i, &set) ? 1 : 0);
-    return hash;
+    return td_hash_bytes(0, &set, sizeof set);
 }
 
 /* Of this boot of this machine and its process numbers: hosts may share a name, and numbers. 0: not known. */
@@ -110,7 +109,7 @@ static uint64_t hash_of_processes(void)
     bool read = fgets(boot, sizeof boot, from) != NULL;
     fclose(from);
     if (!read || stat("/proc/self/ns/pid", &numbers) != 0) return 0;
-    return par_text_hash(boot) + (uint64_t)numbers.st_ino;
+    return td_hash_text(boot) + (uint64_t)numbers.st_ino;
 }
 
 /* Tells all who this is, and waits until all have: the first message to each rank also connects to it. */

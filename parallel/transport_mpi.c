@@ -11,6 +11,7 @@
  */
 #include <string.h>
 
+#include "core/hash.h"
 #include "parallel/group.h"
 #include "parallel/mpi.h"
 
@@ -33,9 +34,7 @@ static int tag_of(const par_group *g)
 {
     const par_meeting *m = &g->meeting;
     const int64_t words[] = { m->kind, m->count, m->dtype, m->root, m->call, m->run, g->slot };
-    uint64_t h = 0;
-    for (size_t i = 0; i < sizeof words / sizeof *words; i++) h = (h + (uint64_t)words[i]) * 0x9e3779b97f4a7c15u, h ^= h >> 29;
-    return (int)(h >> (64 - TAG_BITS));
+    return (int)(td_hash_bytes(0, words, sizeof words) >> (64 - TAG_BITS));
 }
 
 static int rank_of(const par_group *g, int member) { return g->first + member * g->stride; }

@@ -14,6 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "core/hash.h"
 #include "parallel/meet.h"
 #include "parallel/mpi.h"
 
@@ -160,7 +161,7 @@ par_world *par_world_none(int ranks, int rank)
     return NULL;
 }
 
-uint64_t par_layout(void) { return par_text_hash(TANDEM_VERSION) + sizeof(par_segment) + 0x10000 * sizeof(par_area); }
+uint64_t par_layout(void) { return td_hash_text(TANDEM_VERSION) + sizeof(par_segment) + 0x10000 * sizeof(par_area); }
 
 void par_segment_close(par_world *world)
 {

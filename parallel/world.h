@@ -265,7 +265,6 @@ bool par_transport_mpi(par_world *world, int rank, td_context *td, const td_mesh
 /* The table of a world in which nothing can be sent: every call fails. */
 bool par_transport_none(par_world *world, int rank, td_context *td, td_transport *out);
 
-uint64_t par_text_hash(const char *text);
 /* What must be equal on all ranks, as "strategy=ddp batch=144 ..."; before the first step. What is longer than PAR_OPTIONS_BYTES is
  * compared, but not named. */
 void par_agree_options(par_world *world, int rank, const char *options);
