@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "core/hash.h"
+#include "core/thread.h"
 #include "parallel/meet.h"
 #include "parallel/mpi.h"
 
@@ -59,7 +60,7 @@ static bool run_within(blocking *b, double seconds, bool *started)
     pthread_sigmask(SIG_BLOCK, &continued, &before);
     double begin = par_seconds();
     bool done = false;
-    *started = pthread_create(&thread, NULL, run_blocking, b) == 0;
+    *started = td_thread_start(&thread, run_blocking, b) == 0;
     while (*started && !done && !b->siblings.any_gone && par_seconds() < begin + seconds) {
         struct timespec until;
         clock_gettime(CLOCK_REALTIME, &until);
