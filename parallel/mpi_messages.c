@@ -3,9 +3,7 @@
  * A message is copied, sent to each other rank without waiting, and freed when all sends are done. One receive is always
  * posted. Between two ranks messages come in the order in which they were told, so a post comes after its recording.
  */
-#include <errno.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -305,7 +303,7 @@ static bool has_died(const par_world *world, int rank)
     const par_mpi *m = world->mpi;
     const par_greeting *who = &m->who[rank];
     if (!who->processes || who->processes != m->who[m->rank].processes) return false;
-    return !atomic_load(&world->segment->area[rank].ended) && kill((pid_t)who->process, 0) != 0 && errno == ESRCH;
+    return !atomic_load(&world->segment->area[rank].ended) && par_process_life(who->process, NULL) == PAR_GONE;
 }
 
 /* Ranks of this host that are no more are noticed at once; of others the deadline tells. */

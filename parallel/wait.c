@@ -4,11 +4,9 @@
  * killed rank could hold), in slices short enough to see a stopped world soon. With a core for each rank it looks a few
  * times first. Who waits past the deadline stops the world with the name of the rank that keeps it waiting.
  */
-#include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -176,18 +174,6 @@ bool par_late(par_local *me, int other)
     return par_stopped(me);
 }
 
-bool par_is_stopped(int64_t process)
-{
-    char path[64], line[512] = "";
-    snprintf(path, sizeof path, "/proc/%lld/stat", (long long)process);
-    FILE *from = fopen(path, "re");
-    if (!from) return kill((pid_t)process, 0) != 0 && errno == ESRCH;
-    bool read = fgets(line, sizeof line, from) != NULL;
-    fclose(from);
-    const char *name_end = read ? strrchr(line, ')') : NULL; /* "17 (name) T ..." */
-    return name_end && strlen(name_end) > 2 && strchr("TtZX", name_end[2]);
-}
-
 /* It may be busy for a while only: where it cannot be seen it could have been stopped. */
 bool par_excused(const par_segment *s, double excused)
 {
@@ -195,7 +181,7 @@ bool par_excused(const par_segment *s, double excused)
     for (int r = 0; r < s->ranks; r++) {
         if (!atomic_load(&s->area[r].busy)) continue;
         int64_t process = atomic_load(&s->area[r].process);
-        if (!process || !par_is_stopped(process)) return true;
+        if (!process || par_process_life(process, NULL) == PAR_RUNS) return true;
     }
     return false;
 }

@@ -199,7 +199,10 @@ const char *par_broken(const par_world *world);
 /* Some rank does what takes long, saves a checkpoint, say, and nobody is late who waits; `excused`: seconds that have
  * been let pass for that already. A process that is stopped does nothing. */
 bool par_excused(const par_segment *s, double excused);
-bool par_is_stopped(int64_t process);          /* of this machine: by a signal, or it has ended */
+/* A process of this machine: it has ended, was stopped by a signal, or runs, as does one that cannot be seen. *parent (NULL is
+ * allowed): the process that started it, 0 where it is not known. */
+typedef enum par_life { PAR_GONE, PAR_STOPPED, PAR_RUNS } par_life;
+par_life par_process_life(int64_t process, int64_t *parent);
 /* Gives the rank's context the world's text. Returns false. */
 bool par_stopped(par_local *me);
 /* Adds one and wakes who waits. */

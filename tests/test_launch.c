@@ -413,6 +413,28 @@ START_TEST(test_ranks_that_do_not_end_when_asked_are_killed)
 }
 END_TEST
 
+START_TEST(test_a_process_runs_is_stopped_or_is_gone_before_it_is_waited_for)
+{
+    int64_t parent;
+    int status;
+    ck_assert_int_eq(par_process_life(getpid(), &parent), PAR_RUNS);
+    ck_assert_int_eq(parent, getppid());
+    pid_t child = fork();
+    if (child == 0) {
+        raise(SIGSTOP);
+        _exit(0);
+    }
+    ck_assert_int_eq(waitpid(child, &status, WUNTRACED), child);
+    ck_assert_int_eq(par_process_life(child, &parent), PAR_STOPPED);
+    ck_assert_int_eq(parent, getpid());
+    kill(child, SIGKILL);
+    ck_assert_int_eq(waitid(P_PID, (id_t)child, &(siginfo_t){ 0 }, WEXITED | WNOWAIT), 0);
+    ck_assert_int_eq(par_process_life(child, NULL), PAR_GONE);
+    ck_assert_int_eq(waitpid(child, &status, 0), child);
+    ck_assert_int_eq(par_process_life(child, NULL), PAR_GONE);
+}
+END_TEST
+
 /* So that ranks save, one request of a scheduler may come twice. */
 START_TEST(test_a_second_termination_is_the_same_request)
 {
@@ -510,6 +532,7 @@ int main(int argc, char **argv)
         test_signals_are_passed_on_once_so_that_ranks_can_save,
         test_a_rank_that_saves_may_take_its_time_to_end,
         test_ranks_that_do_not_end_when_asked_are_killed,
+        test_a_process_runs_is_stopped_or_is_gone_before_it_is_waited_for,
         test_a_second_termination_is_the_same_request,
         test_a_second_interrupt_kills_at_once,
         test_ranks_without_a_handler_end_by_the_signal,
