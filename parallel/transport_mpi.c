@@ -88,31 +88,27 @@ static bool same_calls(const par_group *g)
     return true;
 }
 
+/* Where all has been received and not all sent any other one may be late. */
+static int awaited(const exchange *x, int lacks) { return rank_of(x->g, lacks < 0 ? (x->g->at + 1) % x->g->size : lacks); }
+
 static bool wait_on(exchange *x, int lacks)
 {
     par_local *me = x->g->me;
     par_world *world = me->world;
-    par_area *mine = &world->segment->area[me->rank];
     par_patience patience = { .before = par_seconds() };
     do {
-        int other = rank_of(x->g, lacks < 0 ? (x->g->at + 1) % x->g->size : lacks);
+        int other = awaited(x, lacks);
         const par_area *area = &world->segment->area[other];
         bool ended = atomic_load(&area->ended);
-        atomic_store(&mine->waits_word, (const char *)&area->arrived[x->g->slot] - (const char *)world->segment);
-        atomic_store(&mine->waits_target, par_group_meetings(x->g));
-        atomic_store(&mine->waits_for, other + 1);
+        par_note_wait(me, other, &area->arrived[x->g->slot], par_group_meetings(x->g));
         par_mpi_wait(world, patience.waited + patience.excused);
         if (is_done(x, &lacks)) return true;
         if (par_broken(world)) return par_stopped(me);
         if (!same_calls(x->g)) return false;
-        if (ended && lacks >= 0 && rank_of(x->g, lacks) == other) {
-            char place[PAR_PLACE_BYTES];
-            par_break(world, me->rank, "rank %d ended before %s", other, par_place(mine, place));
-            return par_stopped(me);
-        }
+        if (ended && lacks >= 0 && rank_of(x->g, lacks) == other) return par_ended_before(me, other);
         par_patient(world->segment, &patience);
     } while (patience.waited < world->segment->timeout_s);
-    return par_late(me, rank_of(x->g, lacks < 0 ? (x->g->at + 1) % x->g->size : lacks));
+    return par_late(me, awaited(x, lacks));
 }
 
 /* Waits until all of the exchange is done. */
@@ -123,8 +119,7 @@ static bool complete(exchange *x)
     if (!x->ok) return par_stopped(me);
     if (is_done(x, &lacks)) return true;
     bool done = wait_on(x, lacks);
-    atomic_store(&me->world->segment->area[me->rank].waits_for, 0);
-    par_mpi_waited(me->world);
+    par_note_waited(me);
     return done;
 }
 

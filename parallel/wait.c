@@ -156,6 +156,27 @@ static bool still_waits(const par_segment *s, int rank, int *next)
     return !par_reached(word, atomic_load(&area->waits_target));
 }
 
+void par_note_wait(par_local *me, int other, const par_word *word, uint32_t target)
+{
+    par_area *mine = &me->world->segment->area[me->rank];
+    atomic_store(&mine->waits_word, (const char *)word - (const char *)me->world->segment);
+    atomic_store(&mine->waits_target, target);
+    atomic_store(&mine->waits_for, other + 1);
+}
+
+void par_note_waited(par_local *me)
+{
+    atomic_store(&me->world->segment->area[me->rank].waits_for, 0);
+    if (me->world->mpi) par_mpi_waited(me->world);
+}
+
+bool par_ended_before(par_local *me, int other)
+{
+    char place[PAR_PLACE_BYTES];
+    par_break(me->world, me->rank, "rank %d ended before %s", other, par_place(&me->world->segment->area[me->rank], place));
+    return par_stopped(me);
+}
+
 /* The deadline has passed: the rank waited for may itself wait, on another axis; follow to the one that does not. */
 bool par_late(par_local *me, int other)
 {
@@ -231,11 +252,7 @@ static bool sleep_until(par_local *me, int other, par_word *word, uint32_t targe
         uint32_t value = atomic_load(&word->value);
         if (par_reached(word, target)) return true;
         if (par_broken(me->world)) return par_stopped(me);
-        if (ended) {
-            char place[PAR_PLACE_BYTES];
-            par_break(me->world, me->rank, "rank %d ended before %s", other, par_place(&s->area[me->rank], place));
-            return par_stopped(me);
-        }
+        if (ended) return par_ended_before(me, other);
         if (patience.waited >= s->timeout_s) return par_late(me, other);
         sleep_slice(me, word, value, &patience);
         par_patient(s, &patience);
@@ -245,14 +262,10 @@ static bool sleep_until(par_local *me, int other, par_word *word, uint32_t targe
 bool par_wait(par_local *me, int other, par_word *word, uint32_t target)
 {
     if (par_reached(word, target) || (!me->world->mpi && look(me, word, target))) return true;
-    par_area *mine = &me->world->segment->area[me->rank];
-    atomic_store(&mine->waits_word, (char *)word - (char *)me->world->segment);
-    atomic_store(&mine->waits_target, target);
-    atomic_store(&mine->waits_for, other + 1);
+    par_note_wait(me, other, word, target);
     atomic_fetch_add(&word->waiters, 1);
     bool arrived = sleep_until(me, other, word, target);
     atomic_fetch_sub(&word->waiters, 1);
-    atomic_store(&mine->waits_for, 0);
-    if (me->world->mpi) par_mpi_waited(me->world);
+    par_note_waited(me);
     return arrived;
 }

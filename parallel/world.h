@@ -220,6 +220,11 @@ typedef struct par_patience {
 void par_patient(const par_segment *s, par_patience *p);
 /* Stops the world for a deadline that passed while this rank waited for `other`, which may itself wait. Returns false. */
 bool par_late(par_local *me, int other);
+/* Stops the world because `other`, which this rank waited for, has ended. Returns false. */
+bool par_ended_before(par_local *me, int other);
+/* What this rank waits for, until it has: by that par_late finds who keeps all waiting. */
+void par_note_wait(par_local *me, int other, const par_word *word, uint32_t target);
+void par_note_waited(par_local *me);
 /* Tells others that this rank has ended well. */
 void par_end(par_world *world, int rank);
 /* A step as its user counts it: the update that is in the making, from 1; an evaluation, those done. Ranks that are in order are in one
