@@ -7,7 +7,8 @@
  *
  * Of two saves the second waits for the first. What the thread could not write becomes the run's error behind the next update,
  * and so that of all ranks. A run that ends, well or not, ends behind its last save. Where it has failed, other ranks may be no
- * more: the system takes the lock from the dead, and a file that nobody writes is waited for RUN_GRACE_S.
+ * more: the system takes the lock from the dead and from those that could not write, and a file whose writer has not been seen is
+ * waited for RUN_GRACE_S.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -20,6 +21,7 @@
 #include "run/checkpoint.h"
 
 static const double RUN_GRACE_S = 2, WORTH_SAYING_S = 1;
+static const double LEFT_S = 0.2; /* a lock is made, and a moment later taken */
 
 struct run_saver {
     run_snapshot snapshot;
@@ -42,13 +44,15 @@ static bool lock_of(run_saver *w, int rank, char path[RUN_PATH])
     return run_snapshot_file(w->td, &w->snapshot, rank, file) && run_path(w->td, path, "%s.lock", file);
 }
 
-static bool is_being_written(const char *lock)
+typedef enum writer { NOT_SEEN, WRITES, LEFT } writer;
+
+static writer writer_of(const char *lock)
 {
     int fd = open(lock, O_RDWR | O_CLOEXEC);
-    if (fd < 0) return false;
-    bool held = flock(fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK;
+    if (fd < 0) return NOT_SEEN;
+    writer seen = flock(fd, LOCK_EX | LOCK_NB) == 0 ? LEFT : errno == EWOULDBLOCK ? WRITES : NOT_SEEN;
     close(fd);
-    return held;
+    return seen;
 }
 
 static bool await_file(run_saver *w, int rank)
@@ -58,8 +62,9 @@ static bool await_file(run_saver *w, int rank)
     if (!run_snapshot_file(w->td, &w->snapshot, rank, path) || !lock_of(w, rank, lock)) return false;
     while (access(path, F_OK) || !access(lock, F_OK)) {
         if (!alone_at && atomic_load(&w->alone)) alone_at = run_now();
-        if (alone_at && w->watched && is_being_written(lock)) alone_at = run_now();
-        if (alone_at && run_now() > alone_at + RUN_GRACE_S) {
+        writer seen = alone_at > 0 ? writer_of(lock) : NOT_SEEN;
+        if (seen == WRITES && w->watched) alone_at = run_now();
+        if (alone_at > 0 && run_now() > alone_at + (seen == LEFT ? LEFT_S : RUN_GRACE_S)) {
             td_fail(w->td, TD_ERROR_DATA, "%s did not come: the checkpoint is not complete", path);
             return false;
         }
