@@ -11,7 +11,7 @@
 #include "tests/mpirun.h"
 #include "tests/ranks.h"
 
-static const double DEADLINE_S = 2;
+static const double DEADLINE_S = 8, FAR_S = 30; /* to start, too: MPI takes its time where cores are few */
 
 /* ---- What a rank does ------------------------------------------------------------------------------------ */
 
@@ -117,11 +117,14 @@ static bool run_steps(par_world *world, int rank, const char *mode, td_context *
     return ok;
 }
 
+/* What a deadline tells; all else is noticed before any could pass. */
+static double deadline_of(const char *mode) { return is(mode, "stop") ? DEADLINE_S : FAR_S; }
+
 static int rank_main(const char *mode)
 {
     char message[512];
     int rank;
-    par_world_options options = { .timeout_s = DEADLINE_S, .staging_bytes = 4096 };
+    par_world_options options = { .timeout_s = deadline_of(mode), .staging_bytes = 4096 };
     par_world *world = par_world_scheduled(&options, &rank, message, sizeof message);
     if (!world) {
         printf("[%s]\n", message);
@@ -165,14 +168,14 @@ START_TEST(test_collectives_equal_plain_sums)
 }
 END_TEST
 
-/* Within the deadline and 5 s: one line says what was wrong, once. */
+/* Before the deadline, or within it and 5 s once all have come, which may take as long: one line says what was wrong, once. */
 static void expect_end(int ranks, const char *mode, const char *text)
 {
     double begin = par_seconds();
     int status = start(ranks, mode);
     double seconds = par_seconds() - begin;
     ck_assert_msg(status != 0, "%s: status 0: %s", mode, out_text);
-    ck_assert_msg(seconds < DEADLINE_S + 5, "%s: %g s", mode, seconds);
+    ck_assert_msg(seconds < (is(mode, "stop") ? 2 * DEADLINE_S + 5 : FAR_S), "%s: %g s", mode, seconds);
     const char *at = strchr(out_text, '[');
     ck_assert_msg(at && strstr(at, text) == at, "%s: %.500s, not %s; %.900s", mode, out_text, text, err_text);
     ck_assert_msg(!strchr(at + 1, '['), "%s: told twice: %s", mode, out_text);
@@ -183,7 +186,7 @@ START_TEST(test_a_rank_that_dies_stops_or_ends_is_named_with_collective_and_step
     NEEDS_MPI;
     expect_end(4, "kill", "[rank 2 has died; rank ");
     ck_assert_str_has(out_text, " waited for others at all_reduce (call 1 of step 7)]");
-    expect_end(3, "stop", "[rank 1 did not arrive at all_reduce (call 1 of step 7) within 2 s]");
+    expect_end(3, "stop", "[rank 1 did not arrive at all_reduce (call 1 of step 7) within 8 s]");
     expect_end(3, "end", "[rank 1 ended before all_reduce (call 1 of step 7)]");
 }
 END_TEST
@@ -284,11 +287,11 @@ END_TEST
 START_TEST(test_a_cut_wire_ends_both_hosts_at_the_deadline)
 {
     NEEDS_MPI;
-    int status = sh("CUT=3 WITHIN=4 " TWO_HOSTS SMALL "--steps 1000000 --log-every 1000000 --timeout 2");
+    int status = sh("rm -rf cut; CUT=cut/metrics.jsonl WITHIN=11 " TWO_HOSTS SMALL "--steps 1000000 --log-every 1000000 --timeout 6 --out $PWD/cut");
     if (status == 77) SKIP("network namespaces cannot be made here: they take root and Debian's package iproute2");
     ck_assert_msg(status == 1, "status %d: %.900s%.900s", status, out_text, err_text); /* 99: a rank is there still */
     ck_assert_str_has(err_text, "mlp: rank 1 did not arrive at ");
-    ck_assert_str_has(err_text, " within 2 s\n");
+    ck_assert_str_has(err_text, " within 6 s\n");
 }
 END_TEST
 

@@ -1,6 +1,6 @@
 #!/bin/sh
 # two_hosts.sh COMMAND...: runs a command once on each of two "hosts", network namespaces of this machine with a wire between
-# them and names of their own, under mpirun. CUT=SECONDS: the wire is cut after so long; status 99 if the
+# them and names of their own, under mpirun. CUT=FILE: the wire is cut once the file has something in it; status 99 if the
 # command runs WITHIN=SECONDS after that still, else 1 (mpirun itself waits for the lost host). ASTRAY=1: ranks are told to use
 # another network, which each host has and no wire joins. Status 77: namespaces cannot be had.
 set -u
@@ -51,10 +51,17 @@ if [ -z "${CUT:-}" ]; then
     exit
 fi
 start "$@" &
-sleep "$CUT"
+until [ -s "$CUT" ] || ! kill -0 $!; do sleep 0.1; done
 ip -n $a link set $a down
-sleep "$WITHIN"
-for process in $(ip netns pids $a) $(ip netns pids $b); do
-    [ "$(readlink /proc/$process/exe)" = "$(readlink -f "$1")" ] && exit 99
+end=$(($(date +%s) + WITHIN))
+runs() {
+    for process in $(ip netns pids $a) $(ip netns pids $b); do
+        [ "$(readlink /proc/$process/exe)" = "$(readlink -f "$1")" ] && return
+    done
+    return 1
+}
+while runs "$1"; do
+    [ "$(date +%s)" -lt $end ] || exit 99
+    sleep 0.1
 done
 exit 1
