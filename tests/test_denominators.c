@@ -101,20 +101,6 @@ static const char *own_path(void)
     return path;
 }
 
-static void read_losses(const char *path, double losses[STEPS])
-{
-    char line[2048];
-    FILE *from = fopen(path, "r");
-    ck_assert_ptr_nonnull(from);
-    for (int s = 0; s < STEPS; s++) {
-        ck_assert_ptr_nonnull(fgets(line, sizeof line, from));
-        const char *at = strstr(line, "\"loss\":");
-        ck_assert_ptr_nonnull(at);
-        losses[s] = strtod(at + strlen("\"loss\":"), NULL);
-    }
-    fclose(from);
-}
-
 /* A wrong use ends in a sentence. */
 START_TEST(test_an_update_has_losses_of_one_kind)
 {
@@ -144,7 +130,7 @@ START_TEST(test_ranks_and_micro_batches_are_one_batch)
             ck_assert_int_eq(train_uneven(open_small(FLAGS), (kind)k, one, NULL), 0);
             ck_assert_sh(0, "rm -rf cut; DENOMINATORS=%s '%s' " FLAGS "--accumulate 3 %s --out cut", kinds[k], own_path(),
                          ways[w]);
-            read_losses(SHELL_FOLDER "/cut/metrics.jsonl", cut);
+            ck_assert_int_eq(read_losses("cut", cut, STEPS), STEPS);
             snprintf(what, sizeof what, "%s, %s", ways[w], kinds[k]);
             assert_same_curve(cut, one, what);
         }

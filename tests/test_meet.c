@@ -74,7 +74,7 @@ static void expect_statuses(const char *commands, const char *status, const char
 {
     start(commands);
     ck_assert_msg(!strncmp(statuses(), status, strlen(status)), "%.300s: %.900s%.900s", message, out_text, err_text);
-    ck_assert_msg(strstr(err_text, message) && count(err_text, "mlp: ") == 1, "%s: %.900s", message, err_text);
+    ck_assert_msg(strstr(err_text, message) && count_of(err_text, "mlp: ") == 1, "%s: %.900s", message, err_text);
 }
 
 /* Every process fails, one of them says why, in time. */
