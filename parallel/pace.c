@@ -107,7 +107,7 @@ static void tell_slow(par_local *me, int rank, double seconds, double others)
 static void judge_window(par_local *me)
 {
     par_pace *p = &me->pace;
-    double seconds[PAR_MAX_RANKS], sorted[PAR_MAX_RANKS];
+    double seconds[PAR_MAX_RANKS] = { 0 }, sorted[PAR_MAX_RANKS];
     int ranks = me->world->ranks;
     for (int r = 0; r < ranks; r++) seconds[r] = p->rank[r].window;
     sort(seconds, ranks, sorted);
@@ -125,7 +125,7 @@ static void judge_window(par_local *me)
 void par_pace_compare(par_local *me, uint32_t index)
 {
     par_pace *p = &me->pace;
-    double seconds[PAR_MAX_RANKS], sorted[PAR_MAX_RANKS];
+    double seconds[PAR_MAX_RANKS] = { 0 }, sorted[PAR_MAX_RANKS];
     int ranks = me->world->ranks;
     if (me->rank != 0 || index < FIRST) return;
     for (int r = 0; r < ranks; r++) {
