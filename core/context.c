@@ -149,6 +149,20 @@ static bool environment_flag(const char *name)
     return value && *value && strcmp(value, "0");
 }
 
+/* Where OpenMP gives fewer than were asked for, these are the context's: libraries that count on more would compute a part only. */
+static void read_threads(td_context *td)
+{
+    int asked = td->options.threads ? td->options.threads : (int)sysconf(_SC_NPROCESSORS_ONLN);
+    if (asked < 1) {
+        td_fail(td, TD_ERROR_USAGE, "td_open: threads is %d, must be at least 1 (0 for all cores)", asked);
+        return;
+    }
+    td->options.threads = td_threads_given(asked);
+    if (td->options.threads < asked)
+        td_message(td, TD_LOG_WARNING, "td_open: of %d threads OpenMP gives %d: OMP_THREAD_LIMIT, OMP_MAX_ACTIVE_LEVELS or a parallel region around limits it",
+                   asked, td->options.threads);
+}
+
 static void read_options(td_context *td)
 {
     td_options *o = &td->options;
@@ -157,7 +171,7 @@ static void read_options(td_context *td)
     if (!o->passes) o->passes = getenv("TD_PASSES");
     o->eager = o->eager || environment_flag("TD_EAGER");
     o->poison = o->poison || environment_flag("TD_POISON");
-    if (!o->threads) o->threads = (int)sysconf(_SC_NPROCESSORS_ONLN);
+    read_threads(td);
     td->device = &td_cpu;
     bool gpu = !strncmp(o->device, "cuda", 4) && (!o->device[4] || o->device[4] == ':');
     if (!gpu) o->gpu = NULL;
@@ -168,7 +182,6 @@ static void read_options(td_context *td)
         td_fail(td, TD_ERROR_UNSUPPORTED, "td_open: dtype %s cannot be had on the CPU: use f32, bf16, f16 or f64", td_dtype_name(o->dtype));
     if (gpu && o->dtype != TD_F32 && o->dtype != TD_BF16 && o->dtype != TD_F16)
         td_fail(td, TD_ERROR_UNSUPPORTED, "td_open: dtype %s cannot be had on a GPU: use f32, bf16 or f16", td_dtype_name(o->dtype));
-    if (o->threads < 1) td_fail(td, TD_ERROR_USAGE, "td_open: threads is %d, must be at least 1 (0 for all cores)", o->threads);
     if (!parse_stages(td, "TD_PRINT", o->print, 0, &td->print)) return;
     if (!parse_stages(td, "TD_PASSES", o->passes, '-', &td->passes_off)) return;
     uint32_t needed = 1u << TD_STAGE_GRAD | 1u << TD_STAGE_RECORD | 1u << TD_STAGE_PLACE | 1u << TD_STAGE_PLAN | 1u << TD_STAGE_PRECISION;

@@ -134,7 +134,7 @@ typedef struct td_options {
     const char *device;        /* "cpu" (default), "cuda", or "cuda:1" for another GPU than the first */
     const td_gpu *gpu;         /* with "cuda": plan for this one, which need not be there, and run nothing; NULL: the machine's. Copied */
     uint64_t seed;             /* keys every initial value and random draw */
-    int threads;               /* CPU threads of this context; 0: all cores */
+    int threads;               /* CPU threads of this context, fewer where OpenMP gives no more; 0: all cores */
     int64_t workspace_bytes;   /* cap on what a library call may use as scratch; 0: 256 MiB, on a GPU 1 GiB */
     int64_t memory_bytes;      /* cap on planned state + step memory; 0: none, on a GPU what of its memory is free, less a margin */
     bool deterministic;        /* the same bits run after run */

@@ -2,12 +2,25 @@
 #include "core/internal.h"
 
 #include <math.h>
+#include <omp.h>
 #include <string.h>
 
 typedef struct range_work {
     td_range_function body;
     void *user;
 } range_work;
+
+int td_threads_given(int asked)
+{
+    int given = 1, was_dynamic = omp_get_dynamic();
+    if (asked <= 1) return 1;
+    omp_set_dynamic(0);
+#pragma omp parallel num_threads(asked)
+#pragma omp master
+    given = omp_get_num_threads();
+    omp_set_dynamic(was_dynamic);
+    return given;
+}
 
 void td_parallel_for(const td_run *run, int64_t count, int64_t grain, td_range_function body, void *user)
 {

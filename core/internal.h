@@ -90,6 +90,8 @@ typedef struct td_device {
     void (*close)(td_context *td);
 } td_device;
 extern const td_device td_cpu;
+/* How many threads a parallel region has where `asked` are asked for: OpenMP may be told to give fewer. */
+int td_threads_given(int asked);
 
 /* Where a GPU's values lie: what its libraries ask of their workspace. Ahead of the slots of a step are as many bytes for the run's numbers. */
 enum { TD_GPU_ALIGN = 256 };

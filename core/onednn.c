@@ -146,13 +146,17 @@ static bool make_memories(td_context *td, struct td_onednn *dnn, const td_onednn
                    "making its scratch");
 }
 
-/* oneDNN takes as many threads as OpenMP would give the calling thread, both when it makes a primitive and when it runs
- * it. */
-static int use_threads(int threads)
+/* How many threads the calling thread's parallel regions have. */
+typedef struct team {
+    int threads, dynamic;
+} team;
+
+/* oneDNN counts on as many threads as OpenMP would give the calling thread, both when it makes a primitive and when it runs it. */
+static team use_team(team t)
 {
-    int before = omp_get_max_threads();
-    if (before != threads)
-        omp_set_num_threads(threads);
+    team before = { omp_get_max_threads(), omp_get_dynamic() };
+    if (before.threads != t.threads) omp_set_num_threads(t.threads);
+    if (before.dynamic != t.dynamic) omp_set_dynamic(t.dynamic);
     return before;
 }
 
@@ -164,11 +168,11 @@ bool td_onednn_prepare(td_context *td, const td_onednn_product *p, td_preparatio
         return false;
     *to = (product){ .td = td, .stream = dnn->stream, .threads = td_threads(td) };
     dnnl_memory_desc_t descs[4];
-    int threads = use_threads(to->threads);
+    team before = use_team((team){ .threads = to->threads });
     dnnl_primitive_desc_t made = describe(td, p, descs) ? describe_product(td, dnn, p, descs) : NULL;
     bool done = made && checked(td, dnnl_primitive_create(&to->primitive, made), "making a matrix product") &&
                 make_memories(td, dnn, p, descs, made, to, &out->workspace_bytes);
-    use_threads(threads);
+    use_team(before);
     if (made)
         dnnl_primitive_desc_destroy(made);
     if (done)
@@ -181,6 +185,11 @@ bool td_onednn_prepare(td_context *td, const td_onednn_product *p, td_preparatio
 void td_onednn_run(const td_kernel *k, void *a, void *b, void *bias, void *c)
 {
     const product *p = k->prepared;
+    if (p->threads > 1 && omp_get_active_level() >= omp_get_max_active_levels()) {
+        td_fail(p->td, TD_ERROR_USAGE, "%s: with %d threads it cannot be run inside a parallel region of OpenMP: open the context with .threads = 1",
+                k->op->name, p->threads);
+        return;
+    }
     void *data[MEMORIES] = { a, b, bias, c, k->workspace };
     dnnl_exec_arg_t arguments[MEMORIES];
     int count = 0;
@@ -191,9 +200,9 @@ void td_onednn_run(const td_kernel *k, void *a, void *b, void *bias, void *c)
             return;
         arguments[count++] = (dnnl_exec_arg_t){ argument_number[i], p->memory[i] };
     }
-    int threads = use_threads(p->threads);
+    team before = use_team((team){ .threads = p->threads });
     checked(p->td, dnnl_primitive_execute(p->primitive, p->stream, count, arguments), "running a matrix product");
-    use_threads(threads);
+    use_team(before);
 }
 
 void td_onednn_release(void *prepared)
