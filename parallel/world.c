@@ -212,6 +212,7 @@ void par_fail_world(par_world *world, int rank, const char *text)
 
 void par_stop_world(par_world *world, int rank, const char *text)
 {
+    if (world->mpi) par_mpi_listen(world); /* another one may have told the same a while ago, and waits for nobody */
     if (!world->segment || rank < 0 || rank >= world->ranks || par_broken(world)) return;
     atomic_store(&world->segment->area[rank].cause, PAR_FAILED);
     par_break(world, rank, "%s", text);

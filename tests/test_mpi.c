@@ -314,8 +314,8 @@ START_TEST(test_wrong_launches_say_what_to_do)
 {
     NEEDS_MPI;
     ck_assert_int_ne(sh(MPIRUN "-n 2 " SMALL "--ranks 3"), 0);
-    ck_assert_str_has(err_text, "mlp: rank 0: --ranks 3, but the launcher started 2 processes: leave --ranks out, or start as many\n");
-    ck_assert_ptr_null(strstr(err_text, "rank 1: "));
+    ck_assert_str_has(err_text, ": --ranks 3, but the launcher started 2 processes: leave --ranks out, or start as many\n");
+    ck_assert_int_eq(count(err_text, "mlp: rank "), 1); /* the first that was refused */
     ck_assert_sh(0, MPIRUN "-n 2 " SMALL "--ranks 2");
     ck_assert_int_ne(sh(MPIRUN "-n 3 " SMALL "--batch 2.5"), 0);
     ck_assert_str_has(err_text, "--batch");
