@@ -13,7 +13,7 @@ static const float FASTER = 0.97f;           /* a later proposal is faster if it
 /* ---- What the library proposes */
 
 /* All ranks of a world choose alike, so that what they compute in several copies stays equal. */
-static bool is_pinned(const td_context *td) { return td->options.deterministic || td->mesh.world > 1; }
+bool td_choice_is_timed(const td_context *td) { return !td->options.deterministic && td->mesh.world <= 1; }
 
 static bool state_preferences(td_context *td, cublasLtMatmulPreference_t to, uint32_t alignment, int64_t workspace_bytes)
 {
@@ -42,7 +42,7 @@ static bool propose(td_context *td, const td_matmul *m, uint32_t alignment, int6
 {
     const struct td_cublas *b = *td_cublas_of(td);
     cublasLtMatmulPreference_t preference;
-    int most = is_pinned(td) ? 1 : TD_CUBLAS_CANDIDATES, count = 0;
+    int most = td_choice_is_timed(td) ? TD_CUBLAS_CANDIDATES : 1, count = 0;
     if (!td_cublas_ok(td, b->MatmulPreferenceCreate(&preference), "stating preferences")) return false;
     if (state_preferences(td, preference, alignment, workspace_bytes) &&
         b->MatmulAlgoGetHeuristic(b->handle, m->desc, m->layout[TD_FIRST], m->layout[TD_SECOND], m->layout[TD_RESULT], m->layout[TD_RESULT],
@@ -52,13 +52,16 @@ static bool propose(td_context *td, const td_matmul *m, uint32_t alignment, int6
     for (int i = 0; i < count; i++)
         if (to->found[i].state == CUBLAS_STATUS_SUCCESS && to->found[i].workspaceSize <= (size_t)workspace_bytes)
             to->found[to->count++] = to->found[i];
-    to->settled = to->count == 1;
+    to->settled = to->count == 1 && !m->has_rival;
     return to->count > 0;
 }
 
 /* ---- What an earlier run chose */
 
 static td_cache_key kept_as(const td_choice *c) { return (td_cache_key){ .kind = "product", .data = c->key, .bytes = strlen(c->key) }; }
+
+/* What is kept in an algorithm's place where the rival was faster. */
+static const char NONE_IS_FASTER = 0;
 
 /* The library looks whether an algorithm that was kept is one for this product. */
 static bool find_kept(td_context *td, const td_matmul *m, int64_t workspace_bytes, td_choice *to)
@@ -75,9 +78,11 @@ static bool find_kept(td_context *td, const td_matmul *m, int64_t workspace_byte
                                   &found->algo, found) == CUBLAS_STATUS_SUCCESS &&
                found->workspaceSize <= (size_t)workspace_bytes;
     }
+    bool none = algo && bytes == sizeof NONE_IS_FASTER;
     td_free(td, algo, bytes, "host");
-    to->count = to->settled = fits;
-    return fits;
+    to->count = fits;
+    to->settled = fits || none;
+    return to->settled;
 }
 
 /* ---- Choices */
@@ -107,7 +112,7 @@ td_choice *td_choice_for(td_context *td, const td_matmul *m, const char *product
         made->hash = td_hash_text(made->key);
         td_choice *known = b->choices;
         while (known && (known->hash != made->hash || strcmp(known->key, made->key))) known = known->next;
-        if (!known && ((!is_pinned(td) && find_kept(td, m, workspace_bytes, made)) || propose(td, m, alignment, workspace_bytes, made))) {
+        if (!known && ((td_choice_is_timed(td) && find_kept(td, m, workspace_bytes, made)) || propose(td, m, alignment, workspace_bytes, made))) {
             made->next = b->choices;
             return b->choices = made;
         }
@@ -159,16 +164,21 @@ static bool flush(td_context *td, struct td_cublas *b, cudaStream_t stream)
     return td_cuda_ok(td, cudaMemsetAsync(b->flush, 0, (size_t)bytes, stream), "clearing the cache");
 }
 
-/* The shortest of a few runs behind one that loads what the algorithm needs; infinity where it fails, or after an error. */
-static float time_one(td_context *td, const td_matmul_call *call, const cublasLtMatmulAlgo_t *algo)
+/* An algorithm, or the rival. */
+static bool run_one(td_context *td, const td_matmul_call *call, const cublasLtMatmulAlgo_t *algo, const td_rival *rival)
+{
+    return algo ? td_cublas_matmul(td, call, algo) == CUBLAS_STATUS_SUCCESS : rival->run(rival->user);
+}
+
+/* The shortest of a few runs behind one that loads what it needs; infinity where it fails, or after an error. */
+static float time_one(td_context *td, const td_matmul_call *call, const cublasLtMatmulAlgo_t *algo, const td_rival *rival)
 {
     struct td_cublas *b = *td_cublas_of(td);
     float best = INFINITY, ms;
-    if (td_cublas_matmul(td, call, algo) != CUBLAS_STATUS_SUCCESS) return INFINITY;
+    if (!run_one(td, call, algo, rival)) return INFINITY;
     for (int r = 0; r < TD_CUBLAS_RUNS; r++)
         if (!flush(td, b, call->stream) || !td_cuda_ok(td, cudaEventRecord(b->begin[r], call->stream), "recording an event") ||
-            td_cublas_matmul(td, call, algo) != CUBLAS_STATUS_SUCCESS ||
-            !td_cuda_ok(td, cudaEventRecord(b->end[r], call->stream), "recording an event"))
+            !run_one(td, call, algo, rival) || !td_cuda_ok(td, cudaEventRecord(b->end[r], call->stream), "recording an event"))
             return INFINITY;
     if (!td_cuda_ok(td, cudaStreamSynchronize(call->stream), "timing a product")) return INFINITY;
     for (int r = 0; r < TD_CUBLAS_RUNS; r++)
@@ -184,16 +194,16 @@ static void tell_enough(td_context *td, struct td_cublas *b)
                (long long)(ENOUGH_NS / 1000000000));
 }
 
-bool td_choice_settle(td_context *td, td_choice *c, const td_matmul_call *call)
+bool td_choice_settle(td_context *td, td_choice *c, const td_matmul_call *call, const td_rival *rival)
 {
     struct td_cublas *b = *td_cublas_of(td);
     if (c->settled) return true;
     if (!ensure_events(td, b)) return false;
     int64_t begin_ns = td_profile_now();
-    float best = INFINITY;
-    int chosen = 0, timed = 0;
+    float best = rival ? time_one(td, call, NULL, rival) : INFINITY;
+    int chosen = rival ? -1 : 0, timed = 0;
     for (; timed < c->count && td->error == TD_OK && b->timing_ns + td_profile_now() - begin_ns < ENOUGH_NS; timed++) {
-        float ms = time_one(td, call, &c->found[timed].algo);
+        float ms = time_one(td, call, &c->found[timed].algo, NULL);
         if (!(ms < best * FASTER)) continue;
         best = ms;
         chosen = timed;
@@ -202,9 +212,11 @@ bool td_choice_settle(td_context *td, td_choice *c, const td_matmul_call *call)
     if (td->error != TD_OK) return false;
     bool all = timed == c->count;
     if (!all) tell_enough(td, b);
-    c->found[0] = c->found[chosen];
-    c->count = c->settled = true;
+    c->settled = true;
+    c->count = chosen >= 0;
+    if (c->count) c->found[0] = c->found[chosen];
     td_cache_key key = kept_as(c);
-    if (all && best < INFINITY) td_cache_keep(td, &key, &c->found[0].algo, sizeof c->found[0].algo);
+    if (all && c->count && best < INFINITY) td_cache_keep(td, &key, &c->found[0].algo, sizeof c->found[0].algo);
+    if (all && !c->count) td_cache_keep(td, &key, &NONE_IS_FASTER, sizeof NONE_IS_FASTER);
     return true;
 }

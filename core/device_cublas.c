@@ -91,22 +91,24 @@ typedef struct product {
     struct td_cublas *library;
     td_matmul matmul;
     td_choice *choice[2];                     /* for operands at multiples of 16 bytes, and for any */
+    td_matmul whole;                          /* with what is asked for beside the product */
+    td_choice *whole_choice;                  /* for operands at multiples of 16 bytes; NULL: the library has no way, or is not asked */
     int64_t workspace_bytes;
     bool adds_bias;                           /* the library does */
 } product;
 
 static cudaDataType_t type_of(td_dtype dtype) { return dtype == TD_BF16 ? CUDA_R_16BF : dtype == TD_F16 ? CUDA_R_16F : CUDA_R_32F; }
 
-static bool set(product *g, cublasLtMatmulDescAttributes_t attribute, const void *value, size_t bytes)
+static bool set(product *g, const td_matmul *m, cublasLtMatmulDescAttributes_t attribute, const void *value, size_t bytes)
 {
-    return td_cublas_ok(g->td, g->library->MatmulDescSetAttribute(g->matmul.desc, attribute, value, bytes), "describing a product");
+    return td_cublas_ok(g->td, g->library->MatmulDescSetAttribute(m->desc, attribute, value, bytes), "describing a product");
 }
 
 /* A matrix in the library's terms: rows x columns, each column at a multiple of `lead`. */
-static bool lay_out(product *g, int which, td_dtype dtype, int64_t rows, int64_t columns, int64_t lead, int64_t batch, int64_t stride)
+static bool lay_out(product *g, cublasLtMatrixLayout_t *to, td_dtype dtype, int64_t rows, int64_t columns, int64_t lead, int64_t batch,
+                    int64_t stride)
 {
     const struct td_cublas *b = g->library;
-    cublasLtMatrixLayout_t *to = &g->matmul.layout[which];
     int32_t count = (int32_t)batch;
     return td_cublas_ok(g->td, b->MatrixLayoutCreate(to, type_of(dtype), (uint64_t)rows, (uint64_t)columns, lead), "describing a matrix") &&
            td_cublas_ok(g->td, b->MatrixLayoutSetAttribute(*to, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count), "describing a matrix") &&
@@ -114,60 +116,100 @@ static bool lay_out(product *g, int which, td_dtype dtype, int64_t rows, int64_t
                         "describing a matrix");
 }
 
-static bool describe(product *g, const td_onednn_product *p)
+static bool describe(product *g, td_matmul *m, const td_onednn_product *p, cublasLtEpilogue_t epilogue)
 {
     cublasOperation_t first = p->b_column == 1 ? CUBLAS_OP_N : CUBLAS_OP_T, second = p->a_column == 1 ? CUBLAS_OP_N : CUBLAS_OP_T;
     if ((p->b_column != 1 && p->b_row != 1) || (p->a_column != 1 && p->a_row != 1) || p->batch > INT32_MAX) {
         td_fail(g->td, TD_ERROR_UNSUPPORTED, "a matrix product on a GPU needs operands with a dense dimension");
         return false;
     }
-    if (!td_cublas_ok(g->td, g->library->MatmulDescCreate(&g->matmul.desc, CUBLAS_COMPUTE_32F, CUDA_R_32F), "describing a product") ||
-        !set(g, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first) || !set(g, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second))
+    if (!td_cublas_ok(g->td, g->library->MatmulDescCreate(&m->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F), "describing a product") ||
+        !set(g, m, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first) || !set(g, m, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second))
         return false;
-    if (g->adds_bias) {
-        cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
-        cudaDataType_t type = type_of(p->bias_dtype);
-        if (!set(g, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue) || !set(g, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof type))
+    if (epilogue != CUBLASLT_EPILOGUE_DEFAULT) {
+        cudaDataType_t type = type_of(epilogue == CUBLASLT_EPILOGUE_BGRADB ? p->out_dtype : p->bias_dtype);
+        if (!set(g, m, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue) || !set(g, m, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof type))
             return false;
     }
     bool b_rows = first == CUBLAS_OP_N, a_rows = second == CUBLAS_OP_N;
-    return lay_out(g, TD_FIRST, p->dtype, b_rows ? p->n : p->k, b_rows ? p->k : p->n, b_rows ? p->b_row : p->b_column, p->batch, p->b_batch) &&
-           lay_out(g, TD_SECOND, p->dtype, a_rows ? p->k : p->m, a_rows ? p->m : p->k, a_rows ? p->a_row : p->a_column, p->batch, p->a_batch) &&
-           lay_out(g, TD_RESULT, p->out_dtype, p->n, p->m, p->n, p->batch, p->m * p->n);
+    return lay_out(g, &m->layout[TD_FIRST], p->dtype, b_rows ? p->n : p->k, b_rows ? p->k : p->n, b_rows ? p->b_row : p->b_column, p->batch,
+                   p->b_batch) &&
+           lay_out(g, &m->layout[TD_SECOND], p->dtype, a_rows ? p->k : p->m, a_rows ? p->m : p->k, a_rows ? p->a_row : p->a_column, p->batch,
+                   p->a_batch) &&
+           lay_out(g, &m->layout[TD_RESULT], p->out_dtype, p->n, p->m, p->n, p->batch, p->m * p->n);
 }
 
-/* Finds the choice for operands at multiples of `alignment` bytes. False without an error: the library has no way. */
-static bool choose(product *g, const td_onednn_product *p, int which, uint32_t alignment, int64_t workspace_bytes)
+/* The choice for operands at multiples of `alignment` bytes; `beside` says what the product does not. NULL without an error: the library
+ * has no way. */
+static td_choice *choose(product *g, const td_matmul *m, const td_onednn_product *p, const char *beside, uint32_t alignment,
+                         int64_t workspace_bytes)
 {
     char text[320];
-    snprintf(text, sizeof text, "%s x %s%s%s to %s%s, %lld of (%lld, %lld) x (%lld, %lld), strides %lld %lld %lld and %lld %lld %lld",
+    snprintf(text, sizeof text, "%s x %s%s%s to %s%s%s, %lld of (%lld, %lld) x (%lld, %lld), strides %lld %lld %lld and %lld %lld %lld",
              td_dtype_name(p->dtype), td_dtype_name(p->dtype), g->adds_bias ? " + " : "", g->adds_bias ? td_dtype_name(p->bias_dtype) : "",
-             td_dtype_name(p->out_dtype), p->adds ? " added to" : "", (long long)p->batch, (long long)p->m, (long long)p->k, (long long)p->k,
-             (long long)p->n,
+             td_dtype_name(p->out_dtype), p->adds ? " added to" : "", beside, (long long)p->batch, (long long)p->m, (long long)p->k,
+             (long long)p->k, (long long)p->n,
              (long long)p->a_batch, (long long)p->a_row, (long long)p->a_column, (long long)p->b_batch, (long long)p->b_row, (long long)p->b_column);
-    g->choice[which] = td_choice_for(g->td, &g->matmul, text, alignment, workspace_bytes);
-    return g->choice[which] != NULL;
+    return td_choice_for(g->td, m, text, alignment, workspace_bytes);
 }
 
-static void undescribe(product *g)
+static void undescribe(product *g, td_matmul *m)
 {
     for (int i = 0; i < TD_LAYOUTS; i++)
-        if (g->matmul.layout[i]) g->library->MatrixLayoutDestroy(g->matmul.layout[i]);
-    if (g->matmul.desc) g->library->MatmulDescDestroy(g->matmul.desc);
-    g->matmul = (td_matmul){ 0 };
+        if (m->layout[i]) g->library->MatrixLayoutDestroy(m->layout[i]);
+    if (m->desc) g->library->MatmulDescDestroy(m->desc);
+    *m = (td_matmul){ 0 };
 }
 
 void td_cublas_release(void *prepared)
 {
-    undescribe(prepared);
-    td_prepared_free(prepared);
+    product *g = prepared;
+    undescribe(g, &g->matmul);
+    undescribe(g, &g->whole);
+    td_prepared_free(g);
 }
 
-bool td_cublas_prepare(td_context *td, const td_kernel *k, td_onednn_product p, td_preparation *out)
+static bool choose_plain(product *g, const td_onednn_product *p, int64_t cap)
+{
+    g->adds_bias = p->has_bias;
+    cublasLtEpilogue_t epilogue = g->adds_bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+    if (!describe(g, &g->matmul, p, epilogue)) return false;
+    g->choice[0] = choose(g, &g->matmul, p, "", ALIGNED, cap);
+    if (g->choice[0] || g->td->error != TD_OK || !g->adds_bias) return g->choice[0] != NULL;
+    undescribe(g, &g->matmul); /* not every pair of dtypes is offered */
+    g->adds_bias = false;
+    if (!describe(g, &g->matmul, p, CUBLASLT_EPILOGUE_DEFAULT)) return false;
+    g->choice[0] = choose(g, &g->matmul, p, "", ALIGNED, cap);
+    return g->choice[0] != NULL;
+}
+
+/* In 16 bits only: f32's products have few ways, and what they save is little beside them. False after an error. */
+static bool choose_whole(product *g, const td_onednn_product *p, int64_t cap)
+{
+    const void *aligned = (const void *)(uintptr_t)256; /* the library reads off pointers how operands will lie */
+    if (!p->dbias || p->dtype == TD_F32 || !td_choice_is_timed(g->td)) return true;
+    if (!describe(g, &g->whole, p, CUBLASLT_EPILOGUE_BGRADB) ||
+        !set(g, &g->whole, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &aligned, sizeof aligned))
+        return false;
+    g->whole.has_rival = true;
+    g->whole_choice = choose(g, &g->whole, p, " and dbias", ALIGNED, cap);
+    return g->td->error == TD_OK;
+}
+
+/* The workspace serves one after the other. */
+static bool prepare_sum(td_context *td, const td_kernel *k, td_preparation *out)
+{
+    td_product_sum sum;
+    td_preparation of_sum = { 0 };
+    td_product_sum_of(k, &sum);
+    bool prepared = td_op_sum.cuda.prepare(td, &sum.kernel, &of_sum);
+    if (of_sum.workspace_bytes > out->workspace_bytes) out->workspace_bytes = of_sum.workspace_bytes;
+    return prepared;
+}
+
+static bool prepare_product(td_context *td, const td_kernel *k, const td_onednn_product *p, td_preparation *out)
 {
     int64_t cap = td->options.workspace_bytes < WORKSPACE_BYTES ? td->options.workspace_bytes : WORKSPACE_BYTES;
-    p = td_product_typed(k, p);
-    if (td_product_is_empty(&p)) return true;
     if (td->options.gpu) { /* the most that any algorithm is given */
         out->workspace_bytes = cap;
         return true;
@@ -177,19 +219,24 @@ bool td_cublas_prepare(td_context *td, const td_kernel *k, td_onednn_product p, 
     if (!g) return false;
     g->td = td;
     g->library = library;
-    g->adds_bias = p.has_bias;
     out->prepared = g;
-    bool chosen = describe(g, &p) && choose(g, &p, 0, ALIGNED, cap);
-    if (!chosen && td->error == TD_OK && g->adds_bias) { /* not every pair of dtypes is offered */
-        undescribe(g);
-        g->adds_bias = false;
-        chosen = describe(g, &p) && choose(g, &p, 0, ALIGNED, cap);
+    if (!choose_plain(g, p, cap)) {
+        td_fail(td, TD_ERROR_UNSUPPORTED, "%s: cuBLASLt has no way for (%lld, %lld) x (%lld, %lld) of %s", k->op->name, (long long)p->m,
+                (long long)p->k, (long long)p->k, (long long)p->n, td_dtype_name(p->dtype));
+        return false;
     }
-    if (!chosen)
-        td_fail(td, TD_ERROR_UNSUPPORTED, "%s: cuBLASLt has no way for (%lld, %lld) x (%lld, %lld) of %s", k->op->name, (long long)p.m, (long long)p.k,
-                (long long)p.k, (long long)p.n, td_dtype_name(p.dtype));
-    if (chosen) out->workspace_bytes = g->workspace_bytes = td_choice_workspace(g->choice[0]);
-    return chosen;
+    if (!choose_whole(g, p, cap)) return false;
+    int64_t whole_bytes = g->whole_choice ? td_choice_workspace(g->whole_choice) : 0;
+    g->workspace_bytes = td_choice_workspace(g->choice[0]);
+    if (whole_bytes > g->workspace_bytes) g->workspace_bytes = whole_bytes;
+    out->workspace_bytes = g->workspace_bytes;
+    return true;
+}
+
+bool td_cublas_prepare(td_context *td, const td_kernel *k, td_onednn_product p, td_preparation *out)
+{
+    p = td_product_typed(k, p);
+    return (td_product_is_empty(&p) || prepare_product(td, k, &p, out)) && (!p.dbias || prepare_sum(td, k, out));
 }
 
 static const td_arg *added(const td_kernel *k, const td_onednn_product *p) { return p->adds ? &k->in[k->inputs - 1] : NULL; }
@@ -199,6 +246,15 @@ static bool is_aligned(const td_kernel *k, const td_onednn_product *p)
     for (int i = 0; i < 2; i++)
         if ((uintptr_t)k->in[i].data % ALIGNED) return false;
     return (uintptr_t)k->out[0].data % ALIGNED == 0 && (!p->adds || (uintptr_t)added(k, p)->data % ALIGNED == 0);
+}
+
+/* What is made beside the product, by kernels of its own. */
+static void run_beside(const td_kernel *k, const td_onednn_product *p)
+{
+    td_product_sum sum;
+    if (!p->dbias) return;
+    td_product_sum_of(k, &sum);
+    td_op_sum.cuda.run(&sum.kernel);
 }
 
 /* The product over nothing: what is added to it, or zeros; then the bias. */
@@ -212,6 +268,47 @@ static void run_empty(const td_kernel *k, const td_onednn_product *p)
     if (td_cuda_ok(k->run->td, status, "clearing a product over nothing") && p->has_bias) td_product_add_bias(k, p->batch * p->m, p->n);
 }
 
+static td_matmul_call call_of(const td_kernel *k, const td_onednn_product *p, const td_matmul *m)
+{
+    const product *g = k->prepared;
+    return (td_matmul_call){ .matmul = m, .first = k->in[1].data, .second = k->in[0].data, .result = k->out[0].data,
+                             .added = p->adds ? added(k, p)->data : NULL, .workspace = k->workspace,
+                             .workspace_bytes = (size_t)g->workspace_bytes, .stream = td_stream(k) };
+}
+
+/* The product, then the rest. */
+typedef struct parts {
+    const td_kernel *k;
+    const td_onednn_product *p;
+    td_matmul_call call;
+    td_choice *choice;
+} parts;
+
+static bool run_parts(void *user)
+{
+    const parts *s = user;
+    td_context *td = s->k->run->td;
+    const product *g = s->k->prepared;
+    if (!td_cublas_ok(td, td_cublas_matmul(td, &s->call, &s->choice->found[0].algo), s->k->op->name)) return false;
+    if (s->p->has_bias && !g->adds_bias) td_product_add_bias(s->k, s->p->batch * s->p->m, s->p->n);
+    run_beside(s->k, s->p);
+    return td->error == TD_OK;
+}
+
+/* False: run_parts is to be called, or there was an error. */
+static bool run_whole(const parts *s)
+{
+    product *g = s->k->prepared;
+    td_context *td = s->k->run->td;
+    if (!g->whole_choice || s->choice != g->choice[0] || (uintptr_t)s->k->out[1].data % ALIGNED) return false;
+    td_rival rival = { .run = run_parts, .user = (void *)s };
+    td_matmul_call call = call_of(s->k, s->p, &g->whole);
+    if (!set(g, &g->whole, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &s->k->out[1].data, sizeof s->k->out[1].data) ||
+        !td_choice_settle(td, g->whole_choice, &call, &rival))
+        return false;
+    return g->whole_choice->count && td_cublas_ok(td, td_cublas_matmul(td, &call, &g->whole_choice->found[0].algo), s->k->op->name);
+}
+
 void td_cublas_run(const td_kernel *k, const td_onednn_product *untyped)
 {
     td_onednn_product p = td_product_typed(k, *untyped);
@@ -219,18 +316,17 @@ void td_cublas_run(const td_kernel *k, const td_onednn_product *untyped)
     product *g = k->prepared;
     if (td_product_is_empty(&p)) {
         run_empty(k, &p);
+        run_beside(k, &p);
         return;
     }
     int which = is_aligned(k, &p) ? 0 : 1;
-    if (!g->choice[which] && !choose(g, &p, which, (uint32_t)td_dtype_size(p.dtype), g->workspace_bytes)) {
+    if (!g->choice[which])
+        g->choice[which] = choose(g, &g->matmul, &p, "", (uint32_t)td_dtype_size(p.dtype), g->workspace_bytes);
+    if (!g->choice[which]) {
         td_fail(td, TD_ERROR_UNSUPPORTED, "%s: cuBLASLt has no way for operands at odd places", k->op->name);
         return;
     }
-    if (g->adds_bias && !set(g, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &k->in[2].data, sizeof k->in[2].data)) return;
-    td_matmul_call call = { .matmul = &g->matmul, .first = k->in[1].data, .second = k->in[0].data, .result = k->out[0].data,
-                            .added = p.adds ? added(k, &p)->data : NULL, .workspace = k->workspace,
-                            .workspace_bytes = (size_t)g->workspace_bytes, .stream = td_stream(k) };
-    if (td_choice_settle(td, g->choice[which], &call) &&
-        td_cublas_ok(td, td_cublas_matmul(td, &call, &g->choice[which]->found[0].algo), k->op->name) && p.has_bias && !g->adds_bias)
-        td_product_add_bias(k, p.batch * p.m, p.n);
+    if (g->adds_bias && !set(g, &g->matmul, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &k->in[2].data, sizeof k->in[2].data)) return;
+    parts s = { .k = k, .p = &p, .call = call_of(k, &p, &g->matmul), .choice = g->choice[which] };
+    if (td_choice_settle(td, s.choice, &s.call, NULL) && !run_whole(&s) && td->error == TD_OK) run_parts(&s);
 }

@@ -4,6 +4,9 @@
  * first time, on the operands and in the workspace of that very call, with a cache that holds none of them. A choice is kept in the
  * context and on disk (device_cache.h), by the product, the device and the library's version. A deterministic context, and one of
  * several ranks, which must choose alike, takes the library's first proposal; the former none whose sums' order is open.
+ *
+ * What is asked for beside a product is made by the library's epilogues only where that is faster than the product and a kernel behind it
+ * by this very measure; never where nothing is timed.
  */
 #ifndef TANDEM_CORE_DEVICE_CUBLAS_H
 #define TANDEM_CORE_DEVICE_CUBLAS_H
@@ -24,7 +27,7 @@ typedef struct td_choice {
     struct td_choice *next;
     char *key;
     uint64_t hash;                            /* of the key */
-    bool settled;                             /* one is left */
+    bool settled;                             /* one is left, or none: its rival is faster */
     int count;                                /* the library's first proposal comes first */
     cublasLtMatmulHeuristicResult_t found[TD_CUBLAS_CANDIDATES];
 } td_choice;
@@ -46,6 +49,7 @@ enum { TD_FIRST, TD_SECOND, TD_RESULT, TD_LAYOUTS };
 typedef struct td_matmul {
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t layout[TD_LAYOUTS];
+    bool has_rival;                           /* td_choice_settle is given one */
 } td_matmul;
 typedef struct td_matmul_call {
     const td_matmul *matmul;
@@ -63,10 +67,18 @@ cublasStatus_t td_cublas_matmul(td_context *td, const td_matmul_call *call, cons
 /* The choice for a product of operands at multiples of `alignment` bytes; `product` tells it apart from all others. The context's. NULL:
  * the library has no way, or an error. */
 td_choice *td_choice_for(td_context *td, const td_matmul *m, const char *product, uint32_t alignment, int64_t workspace_bytes);
+/* Whether algorithms are timed: else the library's first proposal is taken. */
+bool td_choice_is_timed(const td_context *td);
 /* What any algorithm still in question may need. */
 int64_t td_choice_workspace(const td_choice *c);
-/* Times what is in question by making the call with each; not while a graph is captured. found[0] is the one left. */
-bool td_choice_settle(td_context *td, td_choice *c, const td_matmul_call *call);
+/* Another way to the same results, on the call's stream. False after an error. */
+typedef struct td_rival {
+    bool (*run)(void *user);
+    void *user;
+} td_rival;
+/* Times what is in question by making the call with each; not while a graph is captured. found[0] is the one left; count is 0 where the
+ * rival, which may be NULL, is as fast. */
+bool td_choice_settle(td_context *td, td_choice *c, const td_matmul_call *call, const td_rival *rival);
 void td_choices_free(td_context *td);
 
 #endif

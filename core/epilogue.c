@@ -3,13 +3,15 @@
  *   - a norm that is only read in 16 bits is written in them;
  *   - the gradient of a cross-entropy gives the loss, which it computes anyway, where what comes back to it is known by then;
  *   - the gradient of a norm is added to the one that goes past it, and the sum also written in 16 bits where products read it so;
- *   - on a GPU a product is added to what its result is added to (a residual), from f32 sums.
+ *   - on a GPU a product is added to what its result is added to (a residual), from f32 sums;
+ *   - on a GPU the product that gives a weight's gradient, from 16 bits, also gives that of the bias: sums of an operand it reads anyway.
  *
  * The node stands where the product or norm stood, so what is added must be made before it. Norms give the bits of the operations one by
  * one; a product with a bias is spared the rounding to 16 bits between.
  */
 #include "core/internal.h"
 #include "core/ops/norm.h"
+#include "core/ops/reduce.h"
 
 typedef struct epilogues {
     const td_program *in;
@@ -199,11 +201,52 @@ static bool take_cross_entropy(epilogues *e, uint32_t index)
 
 /* ---- Products */
 
+/* Whether `product` contracts, of an operand in 16 bits, what `sum` is taken over: gradients in f32 of a weight and its bias. */
+static bool are_of_one_layer(const epilogues *e, const td_node *product, const td_node *sum)
+{
+    if (product->op != &td_op_matmul || sum->op != &td_op_sum || product->after != TD_NONE || sum->after != TD_NONE) return false;
+    const op_matmul_attr *attr = td_node_attr(e->in, product);
+    const td_reduce_attr *summed = td_node_attr(e->in, sum);
+    td_id a = td_node_inputs(e->in, product)[0];
+    const td_value *value = &e->in->values[a];
+    return td_node_inputs(e->in, sum)[0] == a && value->shape.rank == 2 && td_is_narrow(value->dtype) &&
+           e->in->values[product->output].dtype == TD_F32 && summed->axes == (attr->transpose_a ? 1u << 0 : 1u << 1) &&
+           summed->keep == TD_DROP;
+}
+
+/* Node number `index` is the product or the sum: the other of the two, which comes behind it and can be made already; or NULL. */
+static const td_node *dbias_with(const epilogues *e, uint32_t index)
+{
+    const td_node *n = &e->in->nodes[index];
+    for (uint32_t s = index + 1; s < e->in->node_count; s++) {
+        const td_node *other = &e->in->nodes[s];
+        if (!e->live[s] || (other->op != &td_op_sum && other->op != &td_op_matmul) || e->map[other->output] != TD_NONE) continue;
+        if (are_of_one_layer(e, n, other)) return other;
+        if (are_of_one_layer(e, other, n) && e->map[td_node_inputs(e->in, other)[1]] != TD_NONE) return other;
+    }
+    return NULL;
+}
+
+static bool take_dbias(epilogues *e, uint32_t index)
+{
+    const td_node *n = &e->in->nodes[index], *other = td_stage_off(e->in->td, TD_STAGE_DBIAS) ? NULL : dbias_with(e, index);
+    if (!other) return td_copy_node(e->out, e->in, index, e->map);
+    const td_node *product = n->op == &td_op_matmul ? n : other, *sum = product == n ? other : n;
+    const td_id *from = td_node_inputs(e->in, product);
+    td_id in[2] = { e->map[from[0]], e->map[from[1]] };
+    op_matmul_attr attr = *(const op_matmul_attr *)td_node_attr(e->in, product);
+    td_value out[2] = { e->in->values[product->output], e->in->values[sum->output] };
+    td_id first = emit(e, &td_op_matmul_dbias, product, in, 2, &attr, sizeof attr, out, 2);
+    finish(e, product, first);
+    finish(e, sum, first + 1);
+    return e->in->td->error == TD_OK;
+}
+
 static bool take_matmul(epilogues *e, uint32_t index)
 {
     td_node n = e->in->nodes[index];
     td_id other = added_to(e, n.output);
-    if (other == TD_NONE) return td_copy_node(e->out, e->in, index, e->map);
+    if (other == TD_NONE) return take_dbias(e, index);
     const td_node *add = only_reader(e, n.output, &td_op_add);
     td_value value = e->in->values[add->output];
     const td_id *from = td_node_inputs(e->in, &n);
@@ -248,6 +291,7 @@ static bool take(epilogues *e, uint32_t index)
     if (op == &td_op_cross_entropy_rows) return take_cross_entropy(e, index);
     if (op == &td_op_matmul && is_gpu) return take_matmul(e, index);
     if (op == &td_op_linear && is_gpu) return take_linear(e, index);
+    if (op == &td_op_sum && is_gpu) return take_dbias(e, index);
     return td_copy_node(e->out, e->in, index, e->map);
 }
 

@@ -19,6 +19,7 @@ typedef struct td_onednn_product {
     td_dtype dtype, bias_dtype, out_dtype;
     bool has_bias;
     bool adds;                           /* to C, by the caller: the kernel's last input, of C's shape */
+    bool dbias;                          /* beside C, by the caller: the kernel's second output, the sums of A over k (m) in f32 or f64 */
 } td_onednn_product;
 
 /* Makes the primitive: fills out->prepared and out->workspace_bytes. False and an error when the library cannot. */

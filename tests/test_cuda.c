@@ -492,6 +492,96 @@ START_TEST(test_norms_that_add_and_narrow_equal_the_cpu)
 }
 END_TEST
 
+/* ---- Products with epilogues: whichever way is the faster, and the kernels of the parts where nothing is timed */
+
+typedef struct epilogue_case {
+    int64_t rows, in, out;                    /* of a layer */
+} epilogue_case;
+
+/* Those of GPT-2 124M's block, then odd ones, one that is small and one that has no rows. */
+static const epilogue_case epilogue_cases[] = {
+    { 4096, 768, 3072 }, { 4096, 3072, 768 }, { 4096, 768, 2304 }, { 300, 72, 200 }, { 301, 77, 203 }, { 5, 16, 8 }, { 0, 16, 8 },
+};
+enum { EPILOGUES = sizeof epilogue_cases / sizeof *epilogue_cases, MOST_VALUES = 3, MOST_ROWS = 4096, MOST_COLUMNS = 3072, OPERANDS = 4 };
+
+/* Kept values of each case, as many as there are. */
+typedef struct values {
+    int count;
+    td_tensor value[MOST_VALUES];
+} values;
+
+/* Numbers of `dtype`, on a CPU widened to f32 again: those of operand number `which`. */
+static td_tensor narrow_numbers(td_context *td, td_dtype dtype, td_shape shape, int which)
+{
+    static float drawn[MOST_ROWS * MOST_COLUMNS + OPERANDS];
+    if (drawn[0] == 0)
+        for (int64_t i = 0; i < MOST_ROWS * MOST_COLUMNS + OPERANDS; i++) drawn[i] = (float)check_normal((uint64_t)i + 1);
+    td_tensor x = td_cast(td_input(td, "x", TD_F32, shape, drawn + which), dtype);
+    return td->device->is_gpu ? x : td_cast(x, TD_F32);
+}
+
+/* dw (out, in), db (out) */
+static values record_dbias(td_context *td, const epilogue_case *c, td_dtype dtype)
+{
+    td_tensor dy = narrow_numbers(td, dtype, TD_SHAPE(c->rows, c->out), 0), x = narrow_numbers(td, dtype, TD_SHAPE(c->rows, c->in), 1);
+    op_matmul_attr attr = { .transpose_a = 1, .out_dtype = TD_F32 };
+    td_tensor dw = td_record(&td_op_matmul_dbias, TD_HERE, 2, (td_tensor[]){ dy, x }, &attr);
+    return (values){ 2, { dw, td_output(dw, 1) } };
+}
+
+typedef values (*record_epilogue)(td_context *td, const epilogue_case *c, td_dtype dtype);
+
+/* Three runs: the first chooses, the others are graphs. */
+static void run_epilogue(td_context *td, record_epilogue record, const epilogue_case *c, td_dtype dtype, const double *to[MOST_VALUES],
+                         int64_t counts[MOST_VALUES])
+{
+    values v;
+    for (int run = 0; run < (td->device->is_gpu ? 3 : 1); run++) {
+        v = record(td, c, dtype);
+        for (int i = 0; i < v.count; i++) td_keep(v.value[i] = td_cast(v.value[i], TD_F32));
+        ck_assert_msg(td_step(td), "%s", td_error_text(td));
+    }
+    for (int i = 0; i < v.count; i++) {
+        counts[i] = td_shape_elements(td_shape_at(v.value[i]));
+        double *copy = check_alloc((size_t)counts[i] * sizeof *copy + 1);
+        to[i] = memcpy(copy, check_read(v.value[i], "an epilogue", __FILE__, __LINE__), (size_t)counts[i] * sizeof *copy);
+    }
+}
+
+/* Against the CPU in f32, and again in the same context: the same bits. */
+static void check_epilogue(const char *name, record_epilogue record, double allowed, bool deterministic)
+{
+    td_context *cpu = open_cpu(TD_F32);
+    td_context *gpu = td_open(&(td_options){ .device = "cuda", .dtype = TD_F32, .seed = 1, .threads = 2, .poison = !deterministic,
+                                             .deterministic = deterministic, .log = check_log_line });
+    for (int i = 0; i < 2 * EPILOGUES; i++) {
+        const epilogue_case *c = &epilogue_cases[i / 2];
+        td_dtype dtype = dtypes[1 + i % 2];
+        const double *want[MOST_VALUES] = { NULL }, *got[MOST_VALUES] = { NULL }, *again[MOST_VALUES] = { NULL };
+        int64_t counts[MOST_VALUES] = { 0 };
+        run_epilogue(cpu, record, c, dtype, want, counts);
+        run_epilogue(gpu, record, c, dtype, got, counts);
+        run_epilogue(gpu, record, c, dtype, again, counts);
+        for (int v = 0; v < MOST_VALUES; v++) {
+            if (!want[v]) continue;
+            double error = relative_error(got[v], want[v], counts[v]);
+            ck_assert_msg(error <= allowed, "%s of (%lld, %lld, %lld), %s, value %d: off by %.3g", name, (long long)c->rows, (long long)c->in,
+                          (long long)c->out, td_dtype_name(dtype), v, error);
+            ck_assert_mem_eq(got[v], again[v], (size_t)counts[v] * sizeof(double));
+        }
+    }
+    td_close(gpu);
+    td_close(cpu);
+}
+
+START_TEST(test_a_weight_and_its_bias_have_the_cpus_gradients)
+{
+    if (!gpu_for(__func__)) return;
+    check_epilogue("dbias", record_dbias, 1e-5, false);
+    check_epilogue("dbias", record_dbias, 1e-5, true);
+}
+END_TEST
+
 /* The loss that comes with the gradient. */
 START_TEST(test_a_loss_with_its_gradient_equals_the_cpu)
 {
@@ -672,7 +762,8 @@ START_TEST(test_f16_steps_that_overflow_are_left_out_as_on_the_cpu)
 END_TEST
 
 TESTS("cuda", test_what_cannot_be_had_is_said, test_operations_equal_the_cpu_in_poisoned_memory, test_operations_equal_the_cpu_as_graphs,
-      test_masks_in_chains_are_the_cpus, test_norms_that_add_and_narrow_equal_the_cpu, test_a_loss_with_its_gradient_equals_the_cpu,
+      test_masks_in_chains_are_the_cpus, test_norms_that_add_and_narrow_equal_the_cpu, test_a_weight_and_its_bias_have_the_cpus_gradients,
+      test_a_loss_with_its_gradient_equals_the_cpu,
       test_attention_in_16_bits_is_that_in_f32, test_deterministic_attention_gives_the_same_bits,
       test_curves_equal_the_cpu, test_a_rerun_gives_the_same_bits, test_a_replayed_step_allocates_nothing_and_is_a_graph,
       test_updates_by_rows_equal_the_cpu, test_f16_steps_that_overflow_are_left_out_as_on_the_cpu)

@@ -1,10 +1,10 @@
-/* What norms, losses and products do beside their own: narrow results, sums of gradients, residuals. On the CPU every bit is as without;
- * what is for GPUs alone is looked at as a program. Under valgrind, which has no AVX-512, the plain kernels run.
+/* What norms, losses and products do beside their own: narrow results, sums of gradients, residuals, gradients of biases. On the CPU every
+ * bit is as without; what is for GPUs alone is looked at as a program, and that program run on the CPU. Under valgrind, which has no AVX-512, the plain kernels run.
  *
  * Labels: valgrind
  */
-#include "core/internal.h"
 #include "core/ops/norm.h"
+#include "core/ops/op.h"
 #include "tests/check.h"
 
 #include <tandem/nn.h>
@@ -33,6 +33,7 @@ static const form forms[] = {
 typedef struct outcome {
     double losses[STEPS];
     char program[1 << 16];                    /* as last printed */
+    int64_t step_bytes;
 } outcome;
 
 static void keep_program(void *user, td_level level, const char *text)
@@ -80,19 +81,46 @@ static td_tensor record(td_context *td, model *m)
     return loss;
 }
 
-static void train(const form *f, const char *passes, outcome *o)
+/* The epilogues of a GPU in the place of a strategy: what they make is planned and run where the context is. */
+static td_program *epilogues_of_a_gpu(void *self, const td_program *in)
+{
+    td_context *td = self;
+    td_device gpu = *td->device;
+    const td_device *own = td->device;
+    gpu.is_gpu = true;
+    td_id *map = check_alloc(in->value_count * sizeof *map);
+    td_program *plain = td_pass_begin(td);
+    for (uint32_t n = 0; n < in->node_count; n++) {
+        const td_node *node = &in->nodes[n];
+        if (node->op == &td_op_mark) map[node->output] = map[*td_node_inputs(in, node)];
+        else ck_assert(td_copy_node(plain, in, n, map));
+    }
+    ck_assert(td_pass_end(plain) != NULL);
+    td->device = &gpu;
+    td_program *out = td_epilogue_pass(plain);
+    td->device = own;
+    td_program_free(plain);
+    return out;
+}
+
+static void train_on(bool gpu, const form *f, const char *passes, outcome *o)
 {
     *o = (outcome){ 0 };
     td_context *td = td_open(&(td_options){ .dtype = f->dtype, .seed = 7, .threads = 2, .poison = true, .passes = passes,
                                             .print = "simplify,fuse", .log = keep_program, .log_user = o });
+    td_parallel parallel = { .self = td, .mesh = { .world = 1 }, .place = epilogues_of_a_gpu };
+    if (gpu) ck_assert(td_set_parallel(td, &parallel));
     model m = model_make(td, f);
     for (int step = 0; step < STEPS; step++) {
         td_tensor loss = record(td, &m);
         ck_assert_msg(td_step(td), "%s: %s", f->note, td_error_text(td));
         o->losses[step] = td_item(loss);
     }
+    o->step_bytes = td_last_report(td).step_bytes;
     td_close(td);
 }
+
+static void train(const form *f, const char *passes, outcome *o) { train_on(false, f, passes, o); }
 
 static outcome with, without;
 
@@ -208,13 +236,13 @@ static char *on_a_gpu(td_context *td)
     return text;
 }
 
-static void check_gpu_program(const form *f, const char *product)
+static void check_gpu_program(const form *f, const char *passes, const char *product, int times)
 {
-    td_context *td = td_open(&(td_options){ .dtype = f->dtype, .seed = 7, .threads = 2, .log = check_log_line });
+    td_context *td = td_open(&(td_options){ .dtype = f->dtype, .seed = 7, .threads = 2, .passes = passes, .log = check_log_line });
     model m = model_make(td, f);
     record(td, &m);
     char *text = on_a_gpu(td);
-    ck_assert_msg(count_of(text, product) == 4, "%s: %d times %s in\n%s", f->note, count_of(text, product), product, text);
+    ck_assert_msg(count_of(text, product) == times, "%s: %d times %s in\n%s", f->note, count_of(text, product), product, text);
     td_free(td, text, strlen(text) + 1, "host");
     td_close(td);
 }
@@ -222,9 +250,72 @@ static void check_gpu_program(const form *f, const char *product)
 /* The two residuals of each block. */
 START_TEST(test_products_add_residuals_on_a_gpu)
 {
-    check_gpu_program(&forms[0], "linear_add ");
-    check_gpu_program(&forms[2], "linear_add ");
-    check_gpu_program(&forms[3], "matmul_add[a x b^T] ");
+    check_gpu_program(&forms[0], NULL, "linear_add ", 4);
+    check_gpu_program(&forms[2], NULL, "linear_add ", 4);
+    check_gpu_program(&forms[3], NULL, "matmul_add[a x b^T] ", 4);
+}
+END_TEST
+
+/* Whichever of the two comes first. */
+START_TEST(test_a_sum_and_a_product_of_one_operand_are_one_call)
+{
+    for (int sum_first = 0; sum_first < 2; sum_first++) {
+        td_context *td = open_cpu(TD_F32);
+        td_tensor dy = td_cast(randn(td, 4, 3), TD_BF16), x = td_cast(randn(td, 4, 2), TD_BF16);
+        op_matmul_attr wide = { .transpose_a = 1, .out_dtype = TD_F32 };
+        if (sum_first) td_keep(td_sum(dy, 0, TD_DROP));
+        td_keep(td_record(&td_op_matmul, TD_HERE, 2, (td_tensor[]){ dy, x }, &wide));
+        if (!sum_first) td_keep(td_sum(dy, 0, TD_DROP));
+        char *text = on_a_gpu(td);
+        ck_assert_msg(count_of(text, "matmul_dbias[a^T x b]") == 1 && !count_of(text, "sum[") && !count_of(text, " = matmul["), "%s", text);
+        td_free(td, text, strlen(text) + 1, "host");
+        td_close(td);
+    }
+}
+END_TEST
+
+/* Of four products a block, and the head. In f32 the library is not asked. */
+START_TEST(test_gradients_of_weights_give_those_of_biases_on_a_gpu)
+{
+    static const char product[] = " = matmul_dbias[a^T x b] ", sum[] = " = sum[axes 0] ";
+    check_gpu_program(&forms[2], NULL, product, 9);
+    check_gpu_program(&forms[2], NULL, sum, 0);
+    check_gpu_program(&forms[2], "-dbias", product, 0);
+    check_gpu_program(&forms[2], "-dbias", sum, 9);
+    check_gpu_program(&forms[0], NULL, product, 0);
+    check_gpu_program(&forms[3], NULL, product, 0);
+}
+END_TEST
+
+/* Run on the CPU, where the sums are those of the operation by itself: the same bits, in memory that is no more. */
+START_TEST(test_gradients_of_biases_beside_products_are_the_sums)
+{
+    if (!has_bf16_products()) SKIP("this processor has no bf16 matrix products");
+    train_on(true, &forms[2], NULL, &with);
+    train_on(true, &forms[2], "-dbias", &without);
+    ck_assert_int_eq(count_of(with.program, " = matmul_dbias[a^T x b] "), 9);
+    ck_assert_int_eq(count_of(without.program, " = matmul_dbias[a^T x b] "), 0);
+    ck_assert_mem_eq(with.losses, without.losses, sizeof with.losses);
+    ck_assert_int_le(with.step_bytes, without.step_bytes);
+}
+END_TEST
+
+/* What is summed must be the first operand, over what the product contracts, the result f32, and the other operand there in time. */
+START_TEST(test_other_sums_stay)
+{
+    td_context *td = open_cpu(TD_F32);
+    td_tensor dy = td_cast(randn(td, 4, 4), TD_BF16), x = td_cast(randn(td, 4, 4), TD_BF16);
+    op_matmul_attr wide = { .transpose_a = 1, .out_dtype = TD_F32 }, narrow = { .transpose_a = 1, .out_dtype = -1 };
+    td_keep(td_sum(dy, 1, TD_DROP));
+    td_keep(td_sum(dy, 0, TD_KEEP));
+    td_keep(td_record(&td_op_matmul, TD_HERE, 2, (td_tensor[]){ dy, x }, &wide));
+    td_keep(td_record(&td_op_matmul, TD_HERE, 2, (td_tensor[]){ x, dy }, &narrow));
+    td_keep(td_sum(x, 0, TD_DROP));
+    td_keep(td_record(&td_op_matmul, TD_HERE, 2, (td_tensor[]){ x, td_exp(dy) }, &wide));
+    char *text = on_a_gpu(td);
+    ck_assert_msg(!strstr(text, "matmul_dbias"), "%s", text);
+    td_free(td, text, strlen(text) + 1, "host");
+    td_close(td);
 }
 END_TEST
 
@@ -294,4 +385,6 @@ END_TEST
 
 TESTS("epilogue", test_bits_are_those_of_the_operations_one_by_one, test_norms_write_16_bits_and_add_gradients,
       test_gradients_of_biases_are_not_rounded, test_a_loss_comes_with_its_gradient, test_products_add_residuals_on_a_gpu,
+      test_a_sum_and_a_product_of_one_operand_are_one_call,
+      test_gradients_of_weights_give_those_of_biases_on_a_gpu, test_gradients_of_biases_beside_products_are_the_sums, test_other_sums_stay,
       test_weights_are_parts_of_one_copy_on_a_gpu, test_what_others_read_stays, test_a_gradient_of_a_norm_is_added_and_narrowed)

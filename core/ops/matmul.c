@@ -1,10 +1,12 @@
-/* matmul: C = A B, batched; matmul_add: A B + D with D of C's shape, which fuse makes of a product and an addition.
+/* matmul: C = A B, batched; matmul_add: A B + D with D of C's shape, which fuse makes of a product and an addition; matmul_dbias: A B of
+ * two matrices and beside it the sums of A over the contracted dimension (m), which fuse makes of a weight's gradient and its bias's.
  *
  *     a (..., m, k)  b (..., k, n) or (k, n)   ->   (..., m, n)       flags swap the last two dimensions of a, of b
  *
  * Sums are taken in f32 for 16-bit operands; the result has their dtype, or f32 where the attribute asks for it.
  *     dA = dC B^T,  dB = A^T dC,  each with the flags that keep operands where they lie.
  */
+#include "core/ops/derive.h"
 #include "core/ops/op.h"
 #include "core/ops/product_cuda.h"
 
@@ -103,7 +105,7 @@ static td_onednn_product matmul_product(const td_kernel *k)
     int rank = (int)a.rank, contracted = rank - 1 - attr->transpose_a;
     int64_t depth = a.dim[contracted];
     td_onednn_product p = {
-        .adds = k->inputs > 2,
+        .adds = k->inputs > 2, .dbias = k->outputs > 1,
         .batch = td_shape_product(a, 0, rank - 2), .m = c.dim[rank - 2], .n = c.dim[rank - 1],
         .k = td_arg_extent(k->run ? k->run->mesh : NULL, &k->in[0], contracted).valid,
         .a_row = attr->transpose_a ? 1 : depth, .a_column = attr->transpose_a ? c.dim[rank - 2] : 1,
@@ -141,6 +143,45 @@ static void matmul_add_place(const td_program *p, const td_node *n, td_place_rul
     matmul_place(p, n, rule);
     memcpy(rule->in[2], rule->out[0], sizeof rule->in[2]);
     rule->added = 1 << 2;
+}
+
+/* ---- matmul_dbias ---------------------------------------------------------------------------------------- */
+
+static bool matmul_dbias_shape(td_call *call)
+{
+    const op_matmul_attr *attr = call->attr;
+    td_shape a = call->in[0]->shape;
+    if (!matmul_shape(call))
+        return false;
+    if (a.rank != 2)
+        return td_call_fail(call, "needs two matrices, not batches of them");
+    call->outputs = 2;
+    call->out[1] = (td_value){ .shape = TD_SHAPE(a.dim[attr->transpose_a]),
+                               .dtype = (uint8_t)td_wide_dtype((td_dtype)call->in[0]->dtype) };
+    return true;
+}
+
+static void matmul_dbias_parts(const td_gradient_call *call, td_tensor *out)
+{
+    const op_matmul_attr *attr = call->attr;
+    td_tensor a = call->in[0];
+    out[0] = td_record(&td_op_matmul, call->here, 2, call->in, attr);
+    out[1] = td_sum_at(a, attr->transpose_a ? 0 : 1, TD_DROP, call->here);
+}
+
+static void matmul_dbias_gradient(const td_gradient_call *g)
+{
+    td_gradient_by_parts(g, matmul_dbias_parts);
+}
+
+/* Columns of b are whole: the sums of a would be partial, or not, along what shares them. */
+static void matmul_dbias_place(const td_program *p, const td_node *n, td_place_rule *rule)
+{
+    const op_matmul_attr *attr = td_node_attr(p, n);
+    matmul_place(p, n, rule);
+    rule->partial = TD_PARTIAL_NONE;
+    rule->in[1][1 - attr->transpose_b] = rule->out[0][1] = 0;
+    rule->out[1][0] = rule->out[0][0];
 }
 
 /* ---- Kernels --------------------------------------------------------------------------------------------- */
@@ -244,6 +285,33 @@ const td_op td_op_matmul_add = {
     .cuda       = TD_CUDA(matmul_cuda, matmul_cuda_prepare, td_cublas_release),
     .print      = matmul_print,
     .cases      = matmul_add_cases,
+};
+
+static const td_case matmul_dbias_cases[] = {
+    { .in = { TD_RANDN(4, 3), TD_RANDN(4, 5) }, .attr = FLAGS(1, 0) },
+    { .in = { TD_RANDN(3, 4), TD_RANDN(5, 4) }, .attr = FLAGS(0, 1) },
+    { .in = { TD_RANDN(40, 24), TD_RANDN(40, 16) }, .attr = FLAGS(1, 0), .note = "whole vectors" },
+    { .in = { TD_RANDN(37, 29), TD_RANDN(37, 23) }, .attr = FLAGS(1, 0), .note = "no multiple of any tile" },
+    { .in = { TD_RANDN(0, 3), TD_RANDN(0, 5) }, .attr = FLAGS(1, 0), .note = "sums over nothing" },
+    { .in = { TD_RANDN(4, 3), TD_RANDN(4, 0) }, .attr = FLAGS(1, 0), .note = "nothing but the sums" },
+    TD_CASES_END
+};
+
+const td_op td_op_matmul_dbias = {
+    .name       = "matmul_dbias",
+    .inputs     = 2,
+    .attr_bytes = sizeof(op_matmul_attr),
+    .shape      = matmul_dbias_shape,
+    .gradient   = matmul_dbias_gradient,
+    .place      = matmul_dbias_place,
+    .precision  = TD_PRODUCT,
+    .cost       = matmul_cost,
+    .prepare    = matmul_prepare,
+    .release    = td_onednn_release,
+    .cpu        = matmul_cpu,
+    .cuda       = TD_CUDA(matmul_cuda, matmul_cuda_prepare, td_cublas_release),
+    .print      = matmul_print,
+    .cases      = matmul_dbias_cases,
 };
 
 td_tensor td_matmul_at(td_tensor a, td_tensor b, int transpose_a, int transpose_b, td_here here)

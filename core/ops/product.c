@@ -67,9 +67,22 @@ static void run_f16(const td_kernel *k, const td_onednn_product *p)
     td_convert(args[c]->dtype, args[c]->data, TD_F32, wide[c], td_arg_elements(args[c]));
 }
 
-bool td_product_prepare(td_context *td, const td_kernel *k, td_onednn_product p, td_preparation *out)
+void td_product_sum_of(const td_kernel *k, td_product_sum *to)
 {
-    p = td_product_typed(k, p);
+    const op_matmul_attr *attr = k->attr;
+    to->attr = (td_reduce_attr){ .axes = attr->transpose_a ? 1 << 0 : 1 << 1, .keep = TD_DROP };
+    to->kernel = *k;
+    to->kernel.op = &td_op_sum;
+    to->kernel.attr = &to->attr;
+    to->kernel.attr_bytes = sizeof to->attr;
+    to->kernel.inputs = to->kernel.outputs = 1;
+    to->kernel.out = &k->out[1];
+    to->kernel.prepared = NULL;
+}
+
+static bool prepare_product(td_context *td, const td_kernel *k, const td_onednn_product *product, td_preparation *out)
+{
+    td_onednn_product p = *product;
     if (td_product_is_empty(&p))
         return true;
     if (p.dtype == TD_F64) {
@@ -83,6 +96,23 @@ bool td_product_prepare(td_context *td, const td_kernel *k, td_onednn_product p,
     if (p.dtype == TD_F16)
         return prepare_f16(td, k, p, out);
     return td_onednn_prepare(td, &p, out);
+}
+
+/* The workspace serves one after the other. */
+bool td_product_prepare(td_context *td, const td_kernel *k, td_onednn_product p, td_preparation *out)
+{
+    td_product_sum sum;
+    td_preparation of_sum = { 0 };
+    p = td_product_typed(k, p);
+    if (!prepare_product(td, k, &p, out))
+        return false;
+    if (!p.dbias)
+        return true;
+    td_product_sum_of(k, &sum);
+    bool prepared = td_op_sum.prepare(td, &sum.kernel, &of_sum);
+    if (of_sum.workspace_bytes > out->workspace_bytes)
+        out->workspace_bytes = of_sum.workspace_bytes;
+    return prepared;
 }
 
 /* The product over nothing: zeros, or the bias in every row. */
@@ -156,6 +186,11 @@ void td_product_run(const td_kernel *k, const td_onednn_product *product)
         td_onednn_run(k, k->in[0].data, k->in[1].data, p->has_bias ? k->in[2].data : NULL, k->out[0].data);
     if (p->adds)
         td_parallel_for(k->run, td_arg_elements(&k->out[0]), ADD_ELEMENTS, add_rows, (void *)k);
+    if (p->dbias) {
+        td_product_sum sum;
+        td_product_sum_of(k, &sum);
+        td_op_sum.cpu(&sum.kernel);
+    }
 }
 
 td_cost td_product_cost(const td_kernel *k, const td_onednn_product *p)
