@@ -115,9 +115,10 @@ const char *td_error_text(const td_context *td) { return td->error_text; }
 /* ---- Options */
 
 static const char *const stage_names[TD_STAGE_NAMES] = { "record", "precision", "grad", "simplify", "place",
-                                                         "schedule", "fuse", "plan", "dbias" };
+                                                         "schedule", "fuse", "plan", "dbias", "gelu" };
 
-/* Bits of the stages named in `list`, separated by commas, each behind `sign` if that is not 0; only what is left out can be a part of one. */
+/* Bits of the stages named in `list`, separated by commas, each behind `sign` if that is not 0. With a sign parts
+ * of stages have names, too. */
 static bool parse_stages(td_context *td, const char *what, const char *list, char sign, uint32_t *bits)
 {
     for (const char *at = list; at && *at;) {
@@ -130,7 +131,7 @@ static bool parse_stages(td_context *td, const char *what, const char *list, cha
         while (stage < known && (strlen(stage_names[stage]) != rest || strncmp(stage_names[stage], name, rest))) stage++;
         if (stage == known || !signed_well) {
             td_fail(td, TD_ERROR_USAGE, "%s: '%.*s' is not one of %srecord precision grad simplify place schedule fuse plan%s",
-                    what, (int)length, at, sign ? "'-' and " : "", sign ? ", or a part of fuse: dbias; as in -fuse,-simplify" : "");
+                    what, (int)length, at, sign ? "'-' and " : "", sign ? ", or a part of fuse: dbias gelu; as in -fuse,-simplify" : "");
             return false;
         }
         *bits |= 1u << stage;
@@ -186,7 +187,8 @@ static void read_options(td_context *td)
     if (!parse_stages(td, "TD_PASSES", o->passes, '-', &td->passes_off)) return;
     uint32_t needed = 1u << TD_STAGE_GRAD | 1u << TD_STAGE_RECORD | 1u << TD_STAGE_PLACE | 1u << TD_STAGE_PLAN | 1u << TD_STAGE_PRECISION;
     if (td->passes_off & needed)
-        td_fail(td, TD_ERROR_USAGE, "TD_PASSES: only -simplify, -schedule and -fuse can be left out, or of fuse -dbias alone; the other stages are what gives the result");
+        td_fail(td, TD_ERROR_USAGE, "TD_PASSES: only -simplify, -schedule and -fuse can be left out, or of fuse -dbias or -gelu alone; the other "
+                "stages are what gives the result");
 }
 
 static void open_gpu(td_context *td)

@@ -112,7 +112,8 @@ td_choice *td_choice_for(td_context *td, const td_matmul *m, const char *product
         made->hash = td_hash_text(made->key);
         td_choice *known = b->choices;
         while (known && (known->hash != made->hash || strcmp(known->key, made->key))) known = known->next;
-        if (!known && ((td_choice_is_timed(td) && find_kept(td, m, workspace_bytes, made)) || propose(td, m, alignment, workspace_bytes, made))) {
+        if (!known && ((td_choice_is_timed(td) && find_kept(td, m, workspace_bytes, made)) ||
+                       propose(td, m, alignment, workspace_bytes, made))) {
             made->next = b->choices;
             return b->choices = made;
         }

@@ -116,6 +116,12 @@ static bool lay_out(product *g, cublasLtMatrixLayout_t *to, td_dtype dtype, int6
                         "describing a matrix");
 }
 
+/* What gelu was of, written or read by the epilogue. */
+static bool has_matrix(cublasLtEpilogue_t epilogue)
+{
+    return epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS || epilogue == CUBLASLT_EPILOGUE_DGELU;
+}
+
 static bool describe(product *g, td_matmul *m, const td_onednn_product *p, cublasLtEpilogue_t epilogue)
 {
     cublasOperation_t first = p->b_column == 1 ? CUBLAS_OP_N : CUBLAS_OP_T, second = p->a_column == 1 ? CUBLAS_OP_N : CUBLAS_OP_T;
@@ -126,11 +132,12 @@ static bool describe(product *g, td_matmul *m, const td_onednn_product *p, cubla
     if (!td_cublas_ok(g->td, g->library->MatmulDescCreate(&m->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F), "describing a product") ||
         !set(g, m, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first) || !set(g, m, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second))
         return false;
-    if (epilogue != CUBLASLT_EPILOGUE_DEFAULT) {
-        cudaDataType_t type = type_of(epilogue == CUBLASLT_EPILOGUE_BGRADB ? p->out_dtype : p->bias_dtype);
-        if (!set(g, m, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue) || !set(g, m, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof type))
-            return false;
-    }
+    cudaDataType_t type = type_of(p->dbias ? p->out_dtype : p->bias_dtype);
+    bool has_vector = epilogue == CUBLASLT_EPILOGUE_BGRADB || (epilogue & CUBLASLT_EPILOGUE_BIAS);
+    if (!set(g, m, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue) ||
+        (has_vector && !set(g, m, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof type)) ||
+        (has_matrix(epilogue) && !set(g, m, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &p->n, sizeof p->n)))
+        return false;
     bool b_rows = first == CUBLAS_OP_N, a_rows = second == CUBLAS_OP_N;
     return lay_out(g, &m->layout[TD_FIRST], p->dtype, b_rows ? p->n : p->k, b_rows ? p->k : p->n, b_rows ? p->b_row : p->b_column, p->batch,
                    p->b_batch) &&
@@ -183,16 +190,37 @@ static bool choose_plain(product *g, const td_onednn_product *p, int64_t cap)
     return g->choice[0] != NULL;
 }
 
+/* What the library calls what is asked for beside the product, and the key of its choice. DEFAULT: nothing. Gelu's tanh form is the only
+ * one it has. DGELU could give the bias's gradient as well, but in the result's 16 bits. */
+static cublasLtEpilogue_t epilogue_of(const td_onednn_product *p, const char **name)
+{
+    *name = p->dbias ? " and dbias" : p->dgelu ? " and dgelu" : p->keeps ? " and gelu, kept" : " and gelu";
+    if (p->dbias) return CUBLASLT_EPILOGUE_BGRADB;
+    if (p->dgelu) return CUBLASLT_EPILOGUE_DGELU;
+    if (!p->gelu) return CUBLASLT_EPILOGUE_DEFAULT;
+    return p->keeps ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_BIAS;
+}
+
+static bool point(product *g, const void *vector, const void *matrix)
+{
+    return (!vector || set(g, &g->whole, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &vector, sizeof vector)) &&
+           (!matrix || set(g, &g->whole, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &matrix, sizeof matrix));
+}
+
+enum { MATRIX_LEAD = 8 };                     /* the library's: elements that the rows of what gelu was of are a multiple of */
+
 /* In 16 bits only: f32's products have few ways, and what they save is little beside them. False after an error. */
 static bool choose_whole(product *g, const td_onednn_product *p, int64_t cap)
 {
-    const void *aligned = (const void *)(uintptr_t)256; /* the library reads off pointers how operands will lie */
-    if (!p->dbias || p->dtype == TD_F32 || !td_choice_is_timed(g->td)) return true;
-    if (!describe(g, &g->whole, p, CUBLASLT_EPILOGUE_BGRADB) ||
-        !set(g, &g->whole, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &aligned, sizeof aligned))
+    const void *somewhere = (const void *)(uintptr_t)256; /* the library reads off pointers how operands will lie */
+    const char *name;
+    cublasLtEpilogue_t epilogue = epilogue_of(p, &name);
+    if (epilogue == CUBLASLT_EPILOGUE_DEFAULT || p->dtype == TD_F32 || !td_choice_is_timed(g->td)) return true;
+    if (has_matrix(epilogue) && p->n % MATRIX_LEAD) return true;
+    if (!describe(g, &g->whole, p, epilogue) || !point(g, p->dgelu ? NULL : somewhere, has_matrix(epilogue) ? somewhere : NULL))
         return false;
     g->whole.has_rival = true;
-    g->whole_choice = choose(g, &g->whole, p, " and dbias", ALIGNED, cap);
+    g->whole_choice = choose(g, &g->whole, p, name, ALIGNED, cap);
     return g->td->error == TD_OK;
 }
 
@@ -239,19 +267,33 @@ bool td_cublas_prepare(td_context *td, const td_kernel *k, td_onednn_product p, 
     return (td_product_is_empty(&p) || prepare_product(td, k, &p, out)) && (!p.dbias || prepare_sum(td, k, out));
 }
 
+/* The product by itself: what gelu is of has a place of its own where it is kept. */
+static const td_arg *plain_result(const td_kernel *k, const td_onednn_product *p) { return &k->out[p->keeps]; }
+
 static const td_arg *added(const td_kernel *k, const td_onednn_product *p) { return p->adds ? &k->in[k->inputs - 1] : NULL; }
 
 static bool is_aligned(const td_kernel *k, const td_onednn_product *p)
 {
     for (int i = 0; i < 2; i++)
         if ((uintptr_t)k->in[i].data % ALIGNED) return false;
-    return (uintptr_t)k->out[0].data % ALIGNED == 0 && (!p->adds || (uintptr_t)added(k, p)->data % ALIGNED == 0);
+    return (uintptr_t)plain_result(k, p)->data % ALIGNED == 0 && (!p->adds || (uintptr_t)added(k, p)->data % ALIGNED == 0);
+}
+
+static bool is_aligned_throughout(const td_kernel *k)
+{
+    for (int i = 0; i < k->inputs; i++)
+        if ((uintptr_t)k->in[i].data % ALIGNED) return false;
+    for (int i = 0; i < k->outputs; i++)
+        if ((uintptr_t)k->out[i].data % ALIGNED) return false;
+    return true;
 }
 
 /* What is made beside the product, by kernels of its own. */
 static void run_beside(const td_kernel *k, const td_onednn_product *p)
 {
     td_product_sum sum;
+    if (p->gelu) td_product_gelu(k, plain_result(k, p));
+    if (p->dgelu) td_product_dgelu(k, &k->in[k->inputs - 1]);
     if (!p->dbias) return;
     td_product_sum_of(k, &sum);
     td_op_sum.cuda.run(&sum.kernel);
@@ -260,18 +302,18 @@ static void run_beside(const td_kernel *k, const td_onednn_product *p)
 /* The product over nothing: what is added to it, or zeros; then the bias. */
 static void run_empty(const td_kernel *k, const td_onednn_product *p)
 {
-    const td_arg *from = added(k, p), *to = &k->out[0];
+    const td_arg *from = added(k, p), *to = plain_result(k, p);
     size_t bytes = (size_t)td_arg_bytes(to);
     if (!bytes) return;
     cudaError_t status = from ? cudaMemcpyAsync(to->data, from->data, bytes, cudaMemcpyDeviceToDevice, td_stream(k))
                               : cudaMemsetAsync(to->data, 0, bytes, td_stream(k));
-    if (td_cuda_ok(k->run->td, status, "clearing a product over nothing") && p->has_bias) td_product_add_bias(k, p->batch * p->m, p->n);
+    if (td_cuda_ok(k->run->td, status, "clearing a product over nothing") && p->has_bias) td_product_add_bias(k, to, p->batch * p->m, p->n);
 }
 
-static td_matmul_call call_of(const td_kernel *k, const td_onednn_product *p, const td_matmul *m)
+static td_matmul_call call_of(const td_kernel *k, const td_onednn_product *p, const td_matmul *m, const td_arg *result)
 {
     const product *g = k->prepared;
-    return (td_matmul_call){ .matmul = m, .first = k->in[1].data, .second = k->in[0].data, .result = k->out[0].data,
+    return (td_matmul_call){ .matmul = m, .first = k->in[1].data, .second = k->in[0].data, .result = result->data,
                              .added = p->adds ? added(k, p)->data : NULL, .workspace = k->workspace,
                              .workspace_bytes = (size_t)g->workspace_bytes, .stream = td_stream(k) };
 }
@@ -290,7 +332,7 @@ static bool run_parts(void *user)
     td_context *td = s->k->run->td;
     const product *g = s->k->prepared;
     if (!td_cublas_ok(td, td_cublas_matmul(td, &s->call, &s->choice->found[0].algo), s->k->op->name)) return false;
-    if (s->p->has_bias && !g->adds_bias) td_product_add_bias(s->k, s->p->batch * s->p->m, s->p->n);
+    if (s->p->has_bias && !g->adds_bias) td_product_add_bias(s->k, plain_result(s->k, s->p), s->p->batch * s->p->m, s->p->n);
     run_beside(s->k, s->p);
     return td->error == TD_OK;
 }
@@ -300,12 +342,12 @@ static bool run_whole(const parts *s)
 {
     product *g = s->k->prepared;
     td_context *td = s->k->run->td;
-    if (!g->whole_choice || s->choice != g->choice[0] || (uintptr_t)s->k->out[1].data % ALIGNED) return false;
+    if (!g->whole_choice || !is_aligned_throughout(s->k)) return false;
     td_rival rival = { .run = run_parts, .user = (void *)s };
-    td_matmul_call call = call_of(s->k, s->p, &g->whole);
-    if (!set(g, &g->whole, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &s->k->out[1].data, sizeof s->k->out[1].data) ||
-        !td_choice_settle(td, g->whole_choice, &call, &rival))
-        return false;
+    td_matmul_call call = call_of(s->k, s->p, &g->whole, &s->k->out[0]);
+    const void *vector = s->p->dbias ? s->k->out[1].data : s->p->gelu ? s->k->in[2].data : NULL;
+    const void *matrix = s->p->keeps ? s->k->out[1].data : s->p->dgelu ? s->k->in[2].data : NULL;
+    if (!point(g, vector, matrix) || !td_choice_settle(td, g->whole_choice, &call, &rival)) return false;
     return g->whole_choice->count && td_cublas_ok(td, td_cublas_matmul(td, &call, &g->whole_choice->found[0].algo), s->k->op->name);
 }
 
@@ -327,6 +369,6 @@ void td_cublas_run(const td_kernel *k, const td_onednn_product *untyped)
         return;
     }
     if (g->adds_bias && !set(g, &g->matmul, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &k->in[2].data, sizeof k->in[2].data)) return;
-    parts s = { .k = k, .p = &p, .call = call_of(k, &p, &g->matmul), .choice = g->choice[which] };
+    parts s = { .k = k, .p = &p, .call = call_of(k, &p, &g->matmul, plain_result(k, &p)), .choice = g->choice[which] };
     if (td_choice_settle(td, s.choice, &s.call, NULL) && !run_whole(&s) && td->error == TD_OK) run_parts(&s);
 }

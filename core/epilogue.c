@@ -4,6 +4,8 @@
  *   - the gradient of a cross-entropy gives the loss, which it computes anyway, where what comes back to it is known by then;
  *   - the gradient of a norm is added to the one that goes past it, and the sum also written in 16 bits where products read it so;
  *   - on a GPU a product is added to what its result is added to (a residual), from f32 sums;
+ *   - on a GPU a layer's product of 16 bits takes gelu in its tanh form along, and the product that gives the gradient of gelu's result
+ *     goes on through gelu; what gelu was of is kept in 16 bits as it would be without, but gelu itself is of the f32 sums;
  *   - on a GPU the product that gives a weight's gradient, from 16 bits, also gives that of the bias: sums of an operand it reads anyway.
  *
  * The node stands where the product or norm stood, so what is added must be made before it. Norms give the bits of the operations one by
@@ -242,9 +244,93 @@ static bool take_dbias(epilogues *e, uint32_t index)
     return e->in->td->error == TD_OK;
 }
 
+/* Whether an operation that runs element by element, and may take others along, reads v. */
+static bool is_read_by_elements(const epilogues *e, td_id v)
+{
+    for (uint32_t s = e->in->values[v].node + 1; s < e->in->node_count; s++) {
+        const td_node *n = &e->in->nodes[s];
+        for (uint32_t i = 0; e->live[s] && (n->op->flags & TD_OP_POINTWISE) && i < n->inputs; i++)
+            if (td_node_inputs(e->in, n)[i] == v) return true;
+    }
+    return false;
+}
+
+/* The gelu of v, which product number `index` gives, if nothing else would take it along; or NULL. */
+static const td_node *gelu_of(const epilogues *e, uint32_t index)
+{
+    td_id v = e->in->nodes[index].output;
+    if (td_stage_off(e->in->td, TD_STAGE_GELU) || !td_is_narrow(e->in->values[v].dtype)) return NULL;
+    for (uint32_t s = index + 1; s < e->in->node_count; s++) {
+        const td_node *n = &e->in->nodes[s];
+        if (!e->live[s] || n->op != &td_op_gelu_tanh || td_node_inputs(e->in, n)[0] != v || n->after != TD_NONE) continue;
+        return alike(e->in, v, n->output) && !is_read_by_elements(e, n->output) ? n : NULL;
+    }
+    return NULL;
+}
+
+static bool take_gelu(epilogues *e, uint32_t index, const td_node *gelu)
+{
+    td_node n = e->in->nodes[index];
+    const td_id *from = td_node_inputs(e->in, &n);
+    td_id in[3] = { e->map[from[0]], e->map[from[1]], e->map[from[2]] };
+    td_linear_gelu_attr attr = { .keeps = e->reader[n.output] == TD_MANY };
+    td_value out[2] = { e->in->values[gelu->output], e->in->values[n.output] };
+    td_id first = emit(e, &td_op_linear_gelu, &n, in, 3, &attr, sizeof attr, out, 1 + (int)attr.keeps);
+    if (attr.keeps) e->map[n.output] = first + 1;
+    finish(e, gelu, first);
+    return e->in->td->error == TD_OK;
+}
+
+/* How the gradient that product number `index` gives goes on through gelu; mul NULL: it does not, or others would take it along. */
+typedef struct through_gelu {
+    const td_node *view, *mul, *slope;        /* view: NULL where the product is used in its own shape */
+    td_id x;                                  /* what gelu was of */
+} through_gelu;
+
+static through_gelu through_gelu_of(const epilogues *e, uint32_t index)
+{
+    const td_node *n = &e->in->nodes[index];
+    const td_value *value = &e->in->values[n->output];
+    through_gelu to = { .view = only_reader(e, n->output, &td_op_reshape) }, none = { NULL, NULL, NULL, TD_NONE };
+    if (td_stage_off(e->in->td, TD_STAGE_GELU) || value->shape.rank != 2 || !td_is_narrow(value->dtype)) return none;
+    td_id dy = to.view ? to.view->output : n->output;
+    to.mul = only_reader(e, dy, &td_op_mul);
+    if (!to.mul) return none;
+    const td_id *factors = td_node_inputs(e->in, to.mul);
+    td_id slope = factors[0] == dy ? factors[1] : factors[0];
+    to.slope = td_producer(e->in, slope);
+    if (to.slope->op != &td_op_gelu_tanh_slope || to.slope->after != TD_NONE || !only_reader(e, slope, &td_op_mul)) return none;
+    to.x = td_node_inputs(e->in, to.slope)[0];
+    bool fits = e->map[to.x] != TD_NONE && alike(e->in, dy, to.x) && alike(e->in, dy, slope) && alike(e->in, dy, to.mul->output);
+    return fits && !is_read_by_elements(e, to.mul->output) ? to : none;
+}
+
+static td_id in_shape_of(epilogues *e, const td_node *like, td_id v, td_value as)
+{
+    if (td_shape_equal(e->out->values[v].shape, as.shape)) return v;
+    td_shape shape = as.shape;
+    return emit(e, &td_op_reshape, like, &v, 1, &shape, sizeof shape, &as, 1);
+}
+
+static bool take_through_gelu(epilogues *e, uint32_t index, through_gelu to)
+{
+    td_node n = e->in->nodes[index];
+    td_value value = e->in->values[n.output];
+    const td_id *from = td_node_inputs(e->in, &n);
+    td_id in[3] = { e->map[from[0]], e->map[from[1]], in_shape_of(e, to.slope, e->map[to.x], value) };
+    op_matmul_attr attr = *(const op_matmul_attr *)td_node_attr(e->in, &n);
+    td_id dx = emit(e, &td_op_matmul_dgelu, &n, in, 3, &attr, sizeof attr, &value, 1);
+    if (to.view) e->done[e->in->values[to.view->output].node] = 1;
+    e->done[e->in->values[to.slope->output].node] = 1;
+    if (dx != TD_NONE) finish(e, to.mul, in_shape_of(e, to.mul, dx, e->in->values[to.mul->output]));
+    return e->in->td->error == TD_OK;
+}
+
 static bool take_matmul(epilogues *e, uint32_t index)
 {
     td_node n = e->in->nodes[index];
+    through_gelu gelu = through_gelu_of(e, index);
+    if (gelu.mul) return take_through_gelu(e, index, gelu);
     td_id other = added_to(e, n.output);
     if (other == TD_NONE) return take_dbias(e, index);
     const td_node *add = only_reader(e, n.output, &td_op_add);
@@ -267,6 +353,8 @@ static td_id unrounded(const epilogues *e, td_id bias)
 static bool take_linear(epilogues *e, uint32_t index)
 {
     td_node n = e->in->nodes[index];
+    const td_node *gelu = gelu_of(e, index);
+    if (gelu) return take_gelu(e, index, gelu);
     const td_node *cast = only_reader(e, n.output, &td_op_cast);
     td_id sum = cast ? cast->output : n.output, other = added_to(e, sum);
     if (other == TD_NONE || !td_placement_equal(e->in->values[sum].place, e->in->values[n.output].place))

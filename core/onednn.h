@@ -20,6 +20,8 @@ typedef struct td_onednn_product {
     bool has_bias;
     bool adds;                           /* to C, by the caller: the kernel's last input, of C's shape */
     bool dbias;                          /* beside C, by the caller: the kernel's second output, the sums of A over k (m) in f32 or f64 */
+    bool gelu, keeps;                    /* C becomes gelu_tanh(C), by the caller; and what it was is kept: the kernel's second output */
+    bool dgelu;                          /* C becomes C gelu_tanh'(x), by the caller; x: the kernel's last input, of C's shape */
 } td_onednn_product;
 
 /* Makes the primitive: fills out->prepared and out->workspace_bytes. False and an error when the library cannot. */

@@ -565,8 +565,8 @@ static void check_epilogue(const char *name, record_epilogue record, double allo
         for (int v = 0; v < MOST_VALUES; v++) {
             if (!want[v]) continue;
             double error = relative_error(got[v], want[v], counts[v]);
-            ck_assert_msg(error <= allowed, "%s of (%lld, %lld, %lld), %s, value %d: off by %.3g", name, (long long)c->rows, (long long)c->in,
-                          (long long)c->out, td_dtype_name(dtype), v, error);
+            ck_assert_msg(error <= allowed, "%s of (%lld, %lld, %lld), %s, value %d: off by %.3g", name, (long long)c->rows,
+                          (long long)c->in, (long long)c->out, td_dtype_name(dtype), v, error);
             ck_assert_mem_eq(got[v], again[v], (size_t)counts[v] * sizeof(double));
         }
     }
@@ -579,6 +579,73 @@ START_TEST(test_a_weight_and_its_bias_have_the_cpus_gradients)
     if (!gpu_for(__func__)) return;
     check_epilogue("dbias", record_dbias, 1e-5, false);
     check_epilogue("dbias", record_dbias, 1e-5, true);
+}
+END_TEST
+
+/* gelu, and what it was of, (rows, out) */
+static values record_gelu(td_context *td, const epilogue_case *c, td_dtype dtype)
+{
+    td_tensor x = narrow_numbers(td, dtype, TD_SHAPE(c->rows, c->in), 0), b = narrow_numbers(td, dtype, TD_SHAPE(c->out), 2);
+    td_tensor w = narrow_numbers(td, dtype, TD_SHAPE(c->out, c->in), 1);
+    td_tensor g = td_record(&td_op_linear_gelu, TD_HERE, 3, (td_tensor[]){ x, w, b }, &(td_linear_gelu_attr){ .keeps = 1 });
+    return (values){ 2, { g, td_output(g, 1) } };
+}
+
+/* gelu by itself */
+static values record_gelu_alone(td_context *td, const epilogue_case *c, td_dtype dtype)
+{
+    td_tensor x = narrow_numbers(td, dtype, TD_SHAPE(c->rows, c->in), 0), b = narrow_numbers(td, dtype, TD_SHAPE(c->out), 2);
+    td_tensor w = narrow_numbers(td, dtype, TD_SHAPE(c->out, c->in), 1);
+    return (values){ 1, { td_record(&td_op_linear_gelu, TD_HERE, 3, (td_tensor[]){ x, w, b }, &(td_linear_gelu_attr){ .keeps = 0 }) } };
+}
+
+/* dx (rows, out) of what gelu was of */
+static values record_dgelu(td_context *td, const epilogue_case *c, td_dtype dtype)
+{
+    td_tensor dy = narrow_numbers(td, dtype, TD_SHAPE(c->rows, c->in), 0), w = narrow_numbers(td, dtype, TD_SHAPE(c->in, c->out), 1);
+    td_tensor x = narrow_numbers(td, dtype, TD_SHAPE(c->rows, c->out), 2);
+    return (values){ 1, { td_record(&td_op_matmul_dgelu, TD_HERE, 3, (td_tensor[]){ dy, w, x }, &(op_matmul_attr){ .out_dtype = -1 }) } };
+}
+
+START_TEST(test_gelu_in_products_and_back_is_the_cpus)
+{
+    if (!gpu_for(__func__)) return;
+    for (int deterministic = 0; deterministic < 2; deterministic++) {
+        check_epilogue("gelu, kept", record_gelu, 1e-2, deterministic);
+        check_epilogue("gelu", record_gelu_alone, 1e-2, deterministic);
+        check_epilogue("dgelu", record_dgelu, 1e-2, deterministic);
+    }
+}
+END_TEST
+
+/* A GPT of GPT-2's form at widths that epilogues take: fused and not, and again with the choices that were kept. */
+static void train_gpt2(const char *passes, double loss[STEPS])
+{
+    static const gpt_size size = { .layers = 2, .heads = 4, .width = 64, .context = 20, .vocabulary = 67, .has_bias = true, .tanh_gelu = true };
+    td_context *td = td_open(&(td_options){ .device = "cuda", .dtype = TD_BF16, .seed = 1, .threads = 2, .passes = passes,
+                                            .log = check_log_line });
+    curve c = { 0 };
+    train_gpt(td, size, &c);
+    memcpy(loss, c.loss, sizeof c.loss);
+    td_close(td);
+}
+
+START_TEST(test_a_gpt_with_epilogues_learns_as_without)
+{
+    static const char *const passes[] = { "-dbias", "-gelu", "-dbias,-gelu" };
+    if (!gpu_for(__func__)) return;
+    double all[STEPS], less[STEPS];
+    setenv("TANDEM_CACHE", "test_cuda_cache", 1); /* another choice may round otherwise */
+    train_gpt2(NULL, all);
+    ck_assert(all[STEPS - 1] < all[0]);
+    train_gpt2(NULL, less);
+    ck_assert_mem_eq(all, less, sizeof all);
+    for (size_t i = 0; i < sizeof passes / sizeof *passes; i++) {
+        train_gpt2(passes[i], less);
+        double error = relative_error(all, less, STEPS);
+        ck_assert_msg(error <= 1e-2, "%s: losses are off by %.3g", passes[i], error);
+    }
+    unsetenv("TANDEM_CACHE");
 }
 END_TEST
 
@@ -763,7 +830,7 @@ END_TEST
 
 TESTS("cuda", test_what_cannot_be_had_is_said, test_operations_equal_the_cpu_in_poisoned_memory, test_operations_equal_the_cpu_as_graphs,
       test_masks_in_chains_are_the_cpus, test_norms_that_add_and_narrow_equal_the_cpu, test_a_weight_and_its_bias_have_the_cpus_gradients,
-      test_a_loss_with_its_gradient_equals_the_cpu,
+      test_gelu_in_products_and_back_is_the_cpus, test_a_gpt_with_epilogues_learns_as_without, test_a_loss_with_its_gradient_equals_the_cpu,
       test_attention_in_16_bits_is_that_in_f32, test_deterministic_attention_gives_the_same_bits,
       test_curves_equal_the_cpu, test_a_rerun_gives_the_same_bits, test_a_replayed_step_allocates_nothing_and_is_a_graph,
       test_updates_by_rows_equal_the_cpu, test_f16_steps_that_overflow_are_left_out_as_on_the_cpu)

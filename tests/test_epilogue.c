@@ -1,5 +1,6 @@
 /* What norms, losses and products do beside their own: narrow results, sums of gradients, residuals, gradients of biases. On the CPU every
- * bit is as without; what is for GPUs alone is looked at as a program, and that program run on the CPU. Under valgrind, which has no AVX-512, the plain kernels run.
+ * bit is as without; what is for GPUs alone is looked at as a program, and that program run on the CPU. Under valgrind, which has no
+ * AVX-512, the plain kernels run.
  *
  * Labels: valgrind
  */
@@ -19,15 +20,18 @@ typedef struct form {
     td_dtype dtype;
     bool rms, no_bias;
     double dropout;
+    nn_activation activation;
 } form;
 
 static const form forms[] = {
-    { "f32", TD_F32, false, false, 0 },
-    { "f64", TD_F64, false, false, 0 },
-    { "bf16", TD_BF16, false, false, 0 },
-    { "bf16, no biases", TD_BF16, false, true, 0 },
-    { "bf16, dropout between", TD_BF16, false, true, 0.2 },
-    { "bf16, RMS norms", TD_BF16, true, true, 0 },
+    { "f32", TD_F32, false, false, 0, NN_GELU },
+    { "f64", TD_F64, false, false, 0, NN_GELU },
+    { "bf16", TD_BF16, false, false, 0, NN_GELU },
+    { "bf16, no biases", TD_BF16, false, true, 0, NN_GELU },
+    { "bf16, dropout between", TD_BF16, false, true, 0.2, NN_GELU },
+    { "bf16, RMS norms", TD_BF16, true, true, 0, NN_GELU },
+    { "bf16, tanh gelu", TD_BF16, false, false, 0, NN_GELU_TANH },
+    { "f32, tanh gelu", TD_F32, false, false, 0, NN_GELU_TANH },
 };
 
 typedef struct outcome {
@@ -57,7 +61,8 @@ static model model_make(td_context *td, const form *f)
     nn_norm_options norm = { .no_bias = f->no_bias };
     nn_linear_options product = { .no_bias = f->no_bias };
     nn_block_options block = { .rms = f->rms, .norm = norm, .dropout = f->dropout,
-                               .attention = { .in = product, .out = product, .packed = true }, .mlp = { .in = product, .out = product } };
+                               .attention = { .in = product, .out = product, .packed = true },
+                               .mlp = { .in = product, .out = product, .activation = f->activation } };
     td_module root = td_root(td);
     model m = { 0 };
     m.block[0] = nn_block_make_with(root, "one", WIDTH, 2, 2 * WIDTH, &block);
@@ -300,6 +305,62 @@ START_TEST(test_gradients_of_biases_beside_products_are_the_sums)
 }
 END_TEST
 
+/* One a block: forward what gelu was of is kept for the backward, which goes through it in the product. Gelu's erf form stays, and f32. */
+START_TEST(test_products_take_gelu_along_on_a_gpu)
+{
+    static const char whole[] = " = linear_gelu[kept] ", back[] = " = matmul_dgelu[a x b] ";
+    static const char gelu[] = " = gelu_tanh ", slope[] = " = gelu_tanh_slope ";
+    check_gpu_program(&forms[6], NULL, whole, 2);
+    check_gpu_program(&forms[6], NULL, back, 2);
+    check_gpu_program(&forms[6], NULL, gelu, 0);
+    check_gpu_program(&forms[6], NULL, slope, 0);
+    check_gpu_program(&forms[6], NULL, " = matmul_dbias[a^T x b] ", 9);
+    check_gpu_program(&forms[6], "-gelu", whole, 0);
+    check_gpu_program(&forms[6], "-gelu", back, 0);
+    check_gpu_program(&forms[6], "-gelu", gelu, 2);
+    check_gpu_program(&forms[6], "-gelu", slope, 2);
+    check_gpu_program(&forms[2], NULL, whole, 0);
+    check_gpu_program(&forms[7], NULL, whole, 0);
+    check_gpu_program(&forms[7], NULL, back, 0);
+}
+END_TEST
+
+/* Run on the CPU: the parts are taken in 16 bits there, so losses differ by the rounding of a slope and a product that were one; in memory
+ * that is no more. */
+START_TEST(test_products_that_take_gelu_along_are_the_parts)
+{
+    if (!has_bf16_products()) SKIP("this processor has no bf16 matrix products");
+    train_on(true, &forms[6], "-dbias", &with);
+    train_on(true, &forms[6], "-dbias,-gelu", &without);
+    ck_assert_int_eq(count_of(with.program, " = linear_gelu[kept] "), 2);
+    ck_assert_int_eq(count_of(with.program, " = matmul_dgelu[a x b] "), 2);
+    ck_assert_int_eq(count_of(without.program, "linear_gelu"), 0);
+    ck_assert_near(with.losses, without.losses, STEPS, 1e-3);
+    ck_assert(with.losses[STEPS - 1] < with.losses[0]);
+    ck_assert_int_le(with.step_bytes, without.step_bytes);
+}
+END_TEST
+
+/* Without a backward nothing is kept. What others take along stays theirs, and what is wanted as it is stays a value. */
+START_TEST(test_gelu_is_taken_along_where_nothing_else_would)
+{
+    static const struct { const char *note, *has; } cases[] = {
+        { "alone", " = linear_gelu %" }, { "kept", " = linear_gelu[kept] %" }, { "gated", " = gelu_tanh %" },
+    };
+    for (int c = 0; c < 3; c++) {
+        td_context *td = open_cpu(TD_F32);
+        td_tensor x = td_cast(randn(td, 4, 6), TD_BF16), w = td_cast(randn(td, 8, 6), TD_BF16), b = td_cast(randn(td, 8), TD_BF16);
+        td_tensor y = td_linear(x, w, b), g = td_gelu_tanh(y);
+        td_keep(c == 2 ? td_mul(g, td_cast(randn(td, 4, 8), TD_BF16)) : g);
+        if (c == 1) td_keep(y);
+        char *text = on_a_gpu(td);
+        ck_assert_msg(count_of(text, cases[c].has) == 1 && count_of(text, "gelu") == 1, "%s: %s", cases[c].note, text);
+        td_free(td, text, strlen(text) + 1, "host");
+        td_close(td);
+    }
+}
+END_TEST
+
 /* What is summed must be the first operand, over what the product contracts, the result f32, and the other operand there in time. */
 START_TEST(test_other_sums_stay)
 {
@@ -387,4 +448,6 @@ TESTS("epilogue", test_bits_are_those_of_the_operations_one_by_one, test_norms_w
       test_gradients_of_biases_are_not_rounded, test_a_loss_comes_with_its_gradient, test_products_add_residuals_on_a_gpu,
       test_a_sum_and_a_product_of_one_operand_are_one_call,
       test_gradients_of_weights_give_those_of_biases_on_a_gpu, test_gradients_of_biases_beside_products_are_the_sums, test_other_sums_stay,
+      test_products_take_gelu_along_on_a_gpu, test_products_that_take_gelu_along_are_the_parts,
+      test_gelu_is_taken_along_where_nothing_else_would,
       test_weights_are_parts_of_one_copy_on_a_gpu, test_what_others_read_stays, test_a_gradient_of_a_norm_is_added_and_narrowed)

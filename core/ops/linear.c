@@ -1,10 +1,12 @@
-/* linear: y = x W^T + b; linear_add: x W^T + b + d with d of y's shape, which fuse makes of a layer and an addition.
+/* linear: y = x W^T + b; linear_add: x W^T + b + d with d of y's shape, which fuse makes of a layer and an addition; linear_gelu:
+ * gelu_tanh(y), and y where it is read again, which fuse makes of a layer and its function.
  *
  *     x (..., in)  W (out, in)  b (out)   ->   y (..., out)
  *
  * Sums are taken in f32 for 16-bit operands; b may be f32 beside them. With rows = all dimensions of x but the last:
  *     dx = dy W,  dW = dy^T x over the rows,  db = the sum of dy over the rows.
  */
+#include "core/ops/derive.h"
 #include "core/ops/op.h"
 #include "core/ops/product_cuda.h"
 
@@ -82,6 +84,48 @@ static void linear_add_place(const td_program *p, const td_node *n, td_place_rul
     rule->added |= 1 << 3;
 }
 
+static bool linear_gelu_shape(td_call *call)
+{
+    const td_linear_gelu_attr *attr = call->attr;
+    if (!linear_shape(call))
+        return false;
+    call->outputs = 1 + (attr->keeps != 0);
+    if (attr->keeps)
+        call->out[1] = (td_value){ .shape = call->out[0].shape, .dtype = call->out[0].dtype };
+    return true;
+}
+
+static void linear_gelu_parts(const td_gradient_call *call, td_tensor *out)
+{
+    const td_linear_gelu_attr *attr = call->attr;
+    td_tensor y = td_linear_at(call->in[0], call->in[1], call->in[2], call->here);
+    out[0] = td_gelu_tanh_at(y, call->here);
+    if (attr->keeps)
+        out[1] = y;
+}
+
+static void linear_gelu_gradient(const td_gradient_call *g)
+{
+    td_gradient_by_parts(g, linear_gelu_parts);
+}
+
+/* The function needs whole sums. */
+static void linear_gelu_place(const td_program *p, const td_node *n, td_place_rule *rule)
+{
+    linear_place(p, n, rule);
+    int64_t rows = p->values[n->output].shape.rank - 1;
+    rule->in[0][rows] = rule->in[1][1] = 0;
+    rule->added = 0;
+    memcpy(rule->out[1], rule->out[0], sizeof rule->out[1]);
+}
+
+static void linear_gelu_print(const td_program *p, const td_node *n, char *to, size_t room)
+{
+    const td_linear_gelu_attr *attr = td_node_attr(p, n);
+    td_print line = { .to = to, .room = room };
+    td_print_add(&line, "%s", attr->keeps ? "kept" : "");
+}
+
 /* Of a contracted dimension that ranks share unevenly, what exists here counts. */
 static td_onednn_product linear_product(const td_kernel *k)
 {
@@ -91,6 +135,7 @@ static td_onednn_product linear_product(const td_kernel *k)
         .batch = 1, .m = td_shape_product(y, 0, (int)y.rank - 1), .n = out,
         .k = td_arg_extent(k->run ? k->run->mesh : NULL, &k->in[0], (int)y.rank - 1).valid,
         .a_row = in, .a_column = 1, .b_row = 1, .b_column = in, .adds = k->inputs > 3,
+        .gelu = k->op == &td_op_linear_gelu, .keeps = k->outputs > 1,
     };
 }
 
@@ -173,6 +218,34 @@ const td_op td_op_linear_add = {
     .cpu       = linear_cpu,
     .cuda      = TD_CUDA(linear_cuda, linear_cuda_prepare, td_cublas_release),
     .cases     = linear_add_cases,
+};
+
+#define KEEPS(keeps_) &(const td_linear_gelu_attr){ .keeps = (keeps_) }
+
+static const td_case linear_gelu_cases[] = {
+    { .in = { TD_RANDN(4, 3), TD_RANDN(5, 3), TD_RANDN(5) }, .attr = KEEPS(0) },
+    { .in = { TD_RANDN(2, 3, 7), TD_RANDN(4, 7), TD_RANDN(4) }, .attr = KEEPS(1), .note = "two dimensions of rows" },
+    { .in = { TD_RANDN(40, 24), TD_RANDN(16, 24), TD_RANDN(16) }, .attr = KEEPS(1), .note = "whole vectors" },
+    { .in = { TD_RANDN(0, 3), TD_RANDN(5, 3), TD_RANDN(5) }, .attr = KEEPS(1), .note = "no rows" },
+    { .in = { TD_RANDN(3, 0), TD_RANDN(8, 0), TD_RANDN(8) }, .attr = KEEPS(1), .note = "the bias alone" },
+    TD_CASES_END
+};
+
+const td_op td_op_linear_gelu = {
+    .name       = "linear_gelu",
+    .inputs     = 3,
+    .attr_bytes = sizeof(td_linear_gelu_attr),
+    .shape      = linear_gelu_shape,
+    .gradient   = linear_gelu_gradient,
+    .place      = linear_gelu_place,
+    .precision  = TD_PRODUCT,
+    .cost       = linear_cost,
+    .prepare    = linear_prepare,
+    .release    = td_onednn_release,
+    .cpu        = linear_cpu,
+    .cuda       = TD_CUDA(linear_cuda, linear_cuda_prepare, td_cublas_release),
+    .print      = linear_gelu_print,
+    .cases      = linear_gelu_cases,
 };
 
 td_tensor td_linear_at(td_tensor x, td_tensor weight, td_tensor bias, td_here here)

@@ -1,5 +1,6 @@
 /* matmul: C = A B, batched; matmul_add: A B + D with D of C's shape, which fuse makes of a product and an addition; matmul_dbias: A B of
- * two matrices and beside it the sums of A over the contracted dimension (m), which fuse makes of a weight's gradient and its bias's.
+ * two matrices and beside it the sums of A over the contracted dimension (m), which fuse makes of a weight's gradient and its bias's;
+ * matmul_dgelu: A B gelu_tanh'(X) of matrices, element by element in the last product, which fuse makes of the gradient of gelu's result.
  *
  *     a (..., m, k)  b (..., k, n) or (k, n)   ->   (..., m, n)       flags swap the last two dimensions of a, of b
  *
@@ -104,8 +105,9 @@ static td_onednn_product matmul_product(const td_kernel *k)
     td_shape a = k->in[0].shape, b = k->in[1].shape, c = k->out[0].shape;
     int rank = (int)a.rank, contracted = rank - 1 - attr->transpose_a;
     int64_t depth = a.dim[contracted];
+    bool dgelu = k->op == &td_op_matmul_dgelu;
     td_onednn_product p = {
-        .adds = k->inputs > 2, .dbias = k->outputs > 1,
+        .adds = k->inputs > 2 && !dgelu, .dbias = k->outputs > 1, .dgelu = dgelu,
         .batch = td_shape_product(a, 0, rank - 2), .m = c.dim[rank - 2], .n = c.dim[rank - 1],
         .k = td_arg_extent(k->run ? k->run->mesh : NULL, &k->in[0], contracted).valid,
         .a_row = attr->transpose_a ? 1 : depth, .a_column = attr->transpose_a ? c.dim[rank - 2] : 1,
@@ -182,6 +184,43 @@ static void matmul_dbias_place(const td_program *p, const td_node *n, td_place_r
     rule->partial = TD_PARTIAL_NONE;
     rule->in[1][1 - attr->transpose_b] = rule->out[0][1] = 0;
     rule->out[1][0] = rule->out[0][0];
+}
+
+/* ---- matmul_dgelu ---------------------------------------------------------------------------------------- */
+
+static bool matmul_dgelu_shape(td_call *call)
+{
+    const td_value *x = call->in[2], *c = &call->out[0];
+    td_call product = *call;
+    product.inputs = 2;
+    if (!matmul_shape(&product))
+        return false;
+    if (c->shape.rank != 2 || !td_shape_equal(x->shape, c->shape) || x->dtype != c->dtype) {
+        char text[2][TD_SHAPE_TEXT];
+        return td_call_fail(call, "needs matrices, and x of the product's shape and dtype: %s of %s, got %s of %s",
+                            td_shape_text(c->shape, text[0]), td_dtype_name((td_dtype)c->dtype), td_shape_text(x->shape, text[1]),
+                            td_dtype_name((td_dtype)x->dtype));
+    }
+    return true;
+}
+
+static void matmul_dgelu_parts(const td_gradient_call *call, td_tensor *out)
+{
+    td_tensor product = td_record(&td_op_matmul, call->here, 2, call->in, call->attr);
+    td_tensor slope = td_record(&td_op_gelu_tanh_slope, call->here, 1, &call->in[2], NULL);
+    out[0] = td_mul_at(product, slope, call->here);
+}
+
+static void matmul_dgelu_gradient(const td_gradient_call *g)
+{
+    td_gradient_by_parts(g, matmul_dgelu_parts);
+}
+
+static void matmul_dgelu_place(const td_program *p, const td_node *n, td_place_rule *rule)
+{
+    matmul_place(p, n, rule);
+    memcpy(rule->in[2], rule->out[0], sizeof rule->in[2]);
+    rule->partial = TD_PARTIAL_NONE;
 }
 
 /* ---- Kernels --------------------------------------------------------------------------------------------- */
@@ -312,6 +351,32 @@ const td_op td_op_matmul_dbias = {
     .cuda       = TD_CUDA(matmul_cuda, matmul_cuda_prepare, td_cublas_release),
     .print      = matmul_print,
     .cases      = matmul_dbias_cases,
+};
+
+static const td_case matmul_dgelu_cases[] = {
+    { .in = { TD_RANDN(3, 4), TD_RANDN(4, 5), TD_RANDN(3, 5) }, .attr = FLAGS(0, 0) },
+    { .in = { TD_RANDN(40, 24), TD_RANDN(24, 16), TD_RANDN(40, 16) }, .attr = FLAGS(0, 0), .note = "whole vectors" },
+    { .in = { TD_RANDN(4, 3), TD_RANDN(5, 4), TD_RANDN(3, 5) }, .attr = FLAGS(1, 1) },
+    { .in = { TD_RANDN(0, 4), TD_RANDN(4, 8), TD_RANDN(0, 8) }, .attr = FLAGS(0, 0), .note = "no rows" },
+    { .in = { TD_RANDN(3, 0), TD_RANDN(0, 5), TD_RANDN(3, 5) }, .attr = FLAGS(0, 0), .note = "a sum over nothing" },
+    TD_CASES_END
+};
+
+const td_op td_op_matmul_dgelu = {
+    .name       = "matmul_dgelu",
+    .inputs     = 3,
+    .attr_bytes = sizeof(op_matmul_attr),
+    .shape      = matmul_dgelu_shape,
+    .gradient   = matmul_dgelu_gradient,
+    .place      = matmul_dgelu_place,
+    .precision  = TD_PRODUCT,
+    .cost       = matmul_cost,
+    .prepare    = matmul_prepare,
+    .release    = td_onednn_release,
+    .cpu        = matmul_cpu,
+    .cuda       = TD_CUDA(matmul_cuda, matmul_cuda_prepare, td_cublas_release),
+    .print      = matmul_print,
+    .cases      = matmul_dgelu_cases,
 };
 
 td_tensor td_matmul_at(td_tensor a, td_tensor b, int transpose_a, int transpose_b, td_here here)

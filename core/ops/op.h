@@ -45,6 +45,9 @@ typedef struct op_matmul_attr {
     int32_t out_dtype; /* of the product of 16-bit operands, accumulated in f32: TD_F32, or -1 for theirs */
     int32_t pad;
 } op_matmul_attr;
+typedef struct td_linear_gelu_attr {
+    int64_t keeps; /* 1: what gelu was of is a second output */
+} td_linear_gelu_attr;
 typedef struct td_transpose_attr {
     int32_t a, b;
 } td_transpose_attr;

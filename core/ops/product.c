@@ -1,10 +1,16 @@
 /* Matrix products: choosing the library by dtype; see product.h. */
 #include "core/ops/product.h"
 
+#include <math.h>
+
 #include "core/ops/convert.h"
 #include "core/ops/few_rows.h"
 #include "core/ops/gemm.h"
 #include "core/ops/op.h"
+
+#define TD_CODE(...) __VA_ARGS__
+#define TD_FUNCTION static inline
+#include "core/ops/pointwise_f64.h"
 
 enum { ADD_ELEMENTS = 16 << 10 }; /* a task of an addition */
 
@@ -17,7 +23,7 @@ td_onednn_product td_product_typed(const td_kernel *k, td_onednn_product p)
 {
     p.dtype = k->in[0].dtype;
     p.out_dtype = k->out[0].dtype;
-    p.has_bias = k->inputs - p.adds > 2;
+    p.has_bias = k->inputs - p.adds - p.dgelu > 2;
     p.bias_dtype = p.has_bias ? k->in[2].dtype : p.dtype;
     return p;
 }
@@ -28,7 +34,7 @@ td_onednn_product td_product_typed(const td_kernel *k, td_onednn_product p)
 static int widened_args(const td_kernel *k, const td_onednn_product *p, const td_arg *args[4])
 {
     int count = 0;
-    for (int i = 0; i < k->inputs - p->adds; i++)
+    for (int i = 0; i < k->inputs - p->adds - p->dgelu; i++)
         args[count++] = &k->in[i];
     args[count++] = &k->out[0];
     return count;
@@ -157,6 +163,34 @@ static void add_rows(void *user, int64_t begin, int64_t end)
     }
 }
 
+/* The parts of a GPU's fused calls as they are written: x as it is stored, then the function. No program for the CPU has them. */
+static void apply_gelu(void *user, int64_t begin, int64_t end)
+{
+    const td_kernel *k = user;
+    const td_arg *c = &k->out[0];
+    for (int64_t i = begin; i < end; i++) {
+        double x;
+        td_load_f64(&x, c->dtype, td_arg_at(c, i), 1);
+        if (k->outputs > 1)
+            td_store_f64(td_arg_at(&k->out[1], i), k->out[1].dtype, &x, 1);
+        x = gelu_tanh(x);
+        td_store_f64(td_arg_at(c, i), c->dtype, &x, 1);
+    }
+}
+
+static void apply_dgelu(void *user, int64_t begin, int64_t end)
+{
+    const td_kernel *k = user;
+    const td_arg *c = &k->out[0], *x = &k->in[k->inputs - 1];
+    for (int64_t i = begin; i < end; i++) {
+        double both[2];
+        td_load_f64(&both[0], c->dtype, td_arg_at(c, i), 1);
+        td_load_f64(&both[1], x->dtype, td_arg_at(x, i), 1);
+        both[0] *= gelu_tanh_slope(both[1]);
+        td_store_f64(td_arg_at(c, i), c->dtype, both, 1);
+    }
+}
+
 bool td_product_adds(td_call *call, int added)
 {
     td_value *c = &call->out[0];
@@ -186,6 +220,8 @@ void td_product_run(const td_kernel *k, const td_onednn_product *product)
         td_onednn_run(k, k->in[0].data, k->in[1].data, p->has_bias ? k->in[2].data : NULL, k->out[0].data);
     if (p->adds)
         td_parallel_for(k->run, td_arg_elements(&k->out[0]), ADD_ELEMENTS, add_rows, (void *)k);
+    if (p->gelu || p->dgelu)
+        td_parallel_for(k->run, td_arg_elements(&k->out[0]), ADD_ELEMENTS, p->gelu ? apply_gelu : apply_dgelu, (void *)k);
     if (p->dbias) {
         td_product_sum sum;
         td_product_sum_of(k, &sum);
