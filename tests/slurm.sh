@@ -205,12 +205,12 @@ came "a rank that never comes, at once" $status gone_at_once any "Terminating St
 run folder srun --mpi=pmix -n 2 "${short[@]}" --out /proc/none
 came "a folder that cannot be" $status folder 1 "mlp: rank 0: cannot make directory /proc/none: "
 
-# begin NAME FLAG...: a long run of two ranks in the background, once it trains.
+# begin NAME FLAG...: a long run of two ranks of node a in the background, once it trains.
 begin()
 {
     local name=$1
     shift
-    srun "$@" --mpi=pmix -n 2 "${long[@]}" --timeout 3 --out "$name.run" >"$name" 2>&1 &
+    srun "$@" --mpi=pmix --nodelist=a -n 2 "${long[@]}" --timeout 3 --out "$name.run" >"$name" 2>&1 &
     await "step 1000/" "$name" || failed=1
 }
 end() { status=0; wait $! || status=$?; }
