@@ -193,7 +193,7 @@ done
 
 programs differ "${short[*]} --out differ.run" "${short[*]} --steps 8 --out differ.run"
 run differ.out srun --mpi=pmix -n 2 --multi-prog differ
-came "another flag on one rank" $status differ.out 1 "mlp: ranks disagree at step 0: option steps is 5 on rank 0 but 8 on rank 1"
+came "another flag on one rank" $status differ.out 1 "mlp: ranks disagree at step 1: option steps is 5 on rank 0 but 8 on rank 1"
 programs wrong "${short[*]} --out wrong.run" "${short[*]} --nonsense 8"
 run wrong.out srun --mpi=pmix -n 2 --multi-prog wrong
 came "a flag that one rank does not know" $status wrong.out any "mlp: rank 1: unknown flag --nonsense"
