@@ -12,14 +12,8 @@ typedef struct range_work {
 
 int td_threads_given(int asked)
 {
-    int given = 1, was_dynamic = omp_get_dynamic();
-    if (asked <= 1) return 1;
-    omp_set_dynamic(0);
-#pragma omp parallel num_threads(asked)
-#pragma omp master
-    given = omp_get_num_threads();
-    omp_set_dynamic(was_dynamic);
-    return given;
+    int limit = omp_get_active_level() < omp_get_max_active_levels() ? omp_get_thread_limit() : 1;
+    return asked < limit ? asked : limit;
 }
 
 void td_parallel_for(const td_run *run, int64_t count, int64_t grain, td_range_function body, void *user)

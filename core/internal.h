@@ -90,7 +90,7 @@ typedef struct td_device {
     void (*close)(td_context *td);
 } td_device;
 extern const td_device td_cpu;
-/* How many threads a parallel region has where `asked` are asked for: OpenMP may be told to give fewer. */
+/* How many threads a parallel region can have where `asked` are asked for. Starts none: a process may still fork. */
 int td_threads_given(int asked);
 
 /* Where a GPU's values lie: what its libraries ask of their workspace. Ahead of the slots of a step are as many bytes for the run's numbers. */
