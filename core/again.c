@@ -3,7 +3,7 @@
  * Such a value is pointwise, was last read before the moment at which most is alive, is read after it, and its operands are there by then
  * anyway: gelu(x) of a large layer, say, which a product reads in the forward and its gradient in the backward, where x is read too. Behind
  * the peak it is made again, by the same operation of the same operands, to the same bits. Of several the largest for what they move
- * come first, the latest of equal ones.
+ * come first, the latest of equal ones. A product that gives gelu and what gelu is of (linear_gelu) is taken apart for it.
  *
  * How much may be moved for it is the caller's to say. Nothing else of the program changes, and collectives keep their order.
  */
@@ -74,9 +74,12 @@ static bool open_search(search *s)
 
 /* ---- Which */
 
+static bool is_kept_gelu(const td_node *n) { return n->op == &td_op_linear_gelu && n->outputs == 2 && n->after == TD_NONE; }
+
 /* Operands are read then or later, or lie in no arena; none of them is made again itself. */
 static bool operands_stay(const search *s, const td_node *n, int32_t until)
 {
+    if (is_kept_gelu(n)) return s->chosen[n->output + 1] != 1 && s->last[n->output + 1] > s->peak; /* then it stays on in gelu's place */
     for (uint32_t i = 0; i < n->inputs; i++) {
         td_id v = s->shown[s->p->inputs[n->input + i]];
         bool source = td_producer(s->p, v)->op->flags & TD_OP_SOURCE;
@@ -88,7 +91,8 @@ static bool operands_stay(const search *s, const td_node *n, int32_t until)
 static bool may_be_made_again(const search *s, const td_task *task)
 {
     const td_node *n = &s->p->nodes[task->node];
-    bool cheap = (n->op->flags & TD_OP_POINTWISE) && !(n->op->flags & TD_OP_RANDOM) && n->outputs == 1 && n->after == TD_NONE;
+    bool cheap = is_kept_gelu(n) ||
+                 ((n->op->flags & TD_OP_POINTWISE) && !(n->op->flags & TD_OP_RANDOM) && n->outputs == 1 && n->after == TD_NONE);
     if (!n->inputs || n->inputs > TD_FUSED_INPUTS) return false;
     if (!cheap || task->kernel.op != n->op || s->chosen[n->output] || s->p->values[n->output].place.memory == TD_HOST) return false;
     bool spans = s->task[task->node] < s->peak && s->before[n->output] < s->peak && s->behind[n->output] > s->peak;
@@ -101,14 +105,20 @@ static int64_t bytes_of(const td_task *task)
     return td_shape_elements(out->shape) * td_dtype_size(out->dtype);
 }
 
+/* What making it again moves: what a product gave along is read once more in the forward too. */
+static int64_t moved_for(const search *s, const td_task *task)
+{
+    return is_kept_gelu(&s->p->nodes[task->node]) ? 3 * bytes_of(task) : task->cost.bytes;
+}
+
 /* The next to be chosen; NULL: nothing is left that is worth it and moves at most `most` bytes. */
 static const td_task *best_task(const search *s, int64_t most)
 {
     const td_task *best = NULL;
     for (uint32_t t = 0; t < s->plan->task_count && (int32_t)t < s->peak; t++) {
         const td_task *task = &s->plan->tasks[t];
-        if (task->cost.bytes > most || bytes_of(task) < s->plan->live_bytes / LEAST_SHARE || !may_be_made_again(s, task)) continue;
-        bool better = !best || (double)bytes_of(task) * (double)best->cost.bytes >= (double)bytes_of(best) * (double)task->cost.bytes;
+        if (moved_for(s, task) > most || bytes_of(task) < s->plan->live_bytes / LEAST_SHARE || !may_be_made_again(s, task)) continue;
+        bool better = !best || (double)bytes_of(task) * (double)moved_for(s, best) >= (double)bytes_of(best) * (double)moved_for(s, task);
         if (better) best = task;
     }
     return best;
@@ -121,14 +131,32 @@ static int64_t choose(search *s, int64_t wanted, int64_t *budget)
     for (const td_task *task; spared < wanted && (task = best_task(s, *budget));) {
         const td_node *n = &s->p->nodes[task->node];
         s->chosen[n->output] = 1;
-        for (uint32_t i = 0; i < n->inputs; i++) s->chosen[s->shown[s->p->inputs[n->input + i]]] = 2; /* it is read longer */
-        *budget -= task->cost.bytes;
+        /* What it is made of is read longer. */
+        if (is_kept_gelu(n)) s->chosen[n->output + 1] = 2;
+        else for (uint32_t i = 0; i < n->inputs; i++) s->chosen[s->shown[s->p->inputs[n->input + i]]] = 2;
+        *budget -= moved_for(s, task);
         spared += bytes_of(task);
     }
     return spared;
 }
 
 /* ---- The new program */
+
+static td_id emit(search *s, td_program *out, const td_op *op, const td_node *like, const td_id *in, int count, td_id as)
+{
+    return td_emit(out, &(td_emission){ .op = op, .like = like, .inputs = in, .input_count = count, .outputs = &s->p->values[as],
+                                        .output_count = 1, .after = TD_NONE });
+}
+
+/* A layer with gelu as the layer and gelu. */
+static bool take_apart(search *s, td_program *out, const td_node *n, td_id *map)
+{
+    td_id in[3];
+    for (uint32_t i = 0; i < n->inputs; i++) in[i] = map[s->p->inputs[n->input + i]];
+    map[n->output + 1] = emit(s, out, &td_op_linear, n, in, (int)n->inputs, n->output + 1);
+    map[n->output] = emit(s, out, &td_op_gelu_tanh, n, &map[n->output + 1], 1, n->output);
+    return s->p->td->error == TD_OK;
+}
 
 /* What stands for v behind the peak: the value made again, as it was shown. */
 static td_id seen_behind(search *s, td_program *out, td_id v, td_id *map)
@@ -138,6 +166,7 @@ static td_id seen_behind(search *s, td_program *out, td_id v, td_id *map)
     td_id in[TD_FUSED_INPUTS], shown = s->shown[v];
     td_node like = *n;
     like.phase |= TD_BACKWARD_PHASE;
+    if (is_kept_gelu(n)) return s->again[v] = emit(s, out, &td_op_gelu_tanh, &like, &map[v + 1], 1, v);
     for (uint32_t i = 0; i < n->inputs; i++) {
         td_id from = s->p->inputs[n->input + i];
         in[i] = v == shown ? map[from] : seen_behind(s, out, from, map);
@@ -154,6 +183,7 @@ static bool copy_node(search *s, td_program *out, uint32_t index, td_id *map)
         td_id v = s->p->inputs[n->input + i];
         if (s->chosen[s->shown[v]] == 1) map[v] = seen_behind(s, out, v, map);
     }
+    if (is_kept_gelu(n) && s->chosen[n->output] == 1) return take_apart(s, out, n, map);
     return td_copy_node(out, s->p, index, map);
 }
 

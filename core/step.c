@@ -206,7 +206,7 @@ static int64_t room_left(const td_context *td, const td_planned *plan)
  * as far as they are a small part of what the step moves. */
 static td_planned *spare_memory(td_context *td, td_planned *plan)
 {
-    enum { SMALL_PART = 200, ROUNDS = 16 };
+    enum { SMALL_PART = 128, ROUNDS = 16 };
     if (td_stage_off(td, TD_STAGE_FUSE) || td->options.eager) return plan;
     int64_t small = td->device->is_gpu ? plan->cost.bytes / SMALL_PART : 0;
     for (int round = 0; round < ROUNDS && (small || room_left(td, plan) < 0); round++) {
