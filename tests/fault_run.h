@@ -10,7 +10,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <fnmatch.h>
-#include <glob.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <sys/syscall.h>
@@ -170,16 +169,15 @@ static inline void meddle_place(const td_program *p, const td_node *n, td_place_
     for (int8_t d = 0; d < TD_MAX_DIMS; d++) rule->in[0][d] = rule->out[0][d] = (int8_t)(d + 1);
 }
 
-/* Until no checkpoint is being written in a folder beside, 10 s at most: so it is known from which one a restart goes on. */
-static inline void await_saves(void)
+/* Until the newest checkpoint that is due after so many updates has its name, 10 s at most: so it is known from which one a restart goes on. */
+static inline void await_save(int64_t updates)
 {
-    for (int tries = 0; tries < 1000; tries++) {
-        glob_t found;
-        bool saving = glob("*/checkpoints/.step-*", 0, NULL, &found) == 0;
-        globfree(&found);
-        if (!saving) return;
-        fault_sleep(0.01);
-    }
+    int64_t every = run_flags_whole(&fault.run->flags, "save-every");
+    char path[512];
+    struct stat found;
+    if (!every || updates < every) return;
+    snprintf(path, sizeof path, "%s/checkpoints/step-%lld", run_flags_text(&fault.run->flags, "out"), (long long)(updates / every * every));
+    for (int tries = 0; tries < 1000 && stat(path, &found) != 0; tries++) fault_sleep(0.01);
 }
 
 static inline void meddle_cpu(const td_kernel *k)
@@ -195,7 +193,7 @@ static inline void meddle_cpu(const td_kernel *k)
         char marker[32];
         snprintf(marker, sizeof marker, "died-at-%d", (int)k->run->update);
         if (mkdir(marker, 0777) != 0) return;
-        await_saves();
+        await_save(k->run->update);
         raise(SIGKILL);
     }
 }
