@@ -535,7 +535,7 @@ typedef values (*record_epilogue)(td_context *td, const epilogue_case *c, td_dty
 static void run_epilogue(td_context *td, record_epilogue record, const epilogue_case *c, td_dtype dtype, const double *to[MOST_VALUES],
                          int64_t counts[MOST_VALUES])
 {
-    values v;
+    values v = { 0 };
     for (int run = 0; run < (td->device->is_gpu ? 3 : 1); run++) {
         v = record(td, c, dtype);
         for (int i = 0; i < v.count; i++) td_keep(v.value[i] = td_cast(v.value[i], TD_F32));
