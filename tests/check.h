@@ -203,6 +203,14 @@ static inline CHECK_UNUSED const double *check_read(td_tensor t, const char *wha
     return values;
 }
 
+/* A state of one f32, by its name. */
+static inline CHECK_UNUSED double check_state_number(td_context *td, const char *name)
+{
+    float value;
+    ck_assert_msg(td_state_read(td_state_named(td, name), 0, 1, &value), "%s", td_error_text(td));
+    return (double)value;
+}
+
 /* |got - want| <= tolerance * max(1, |want|) for n numbers; NaN is near nothing. */
 static inline CHECK_UNUSED void check_near(const double *got, const double *want, int64_t n, double tolerance,
                                          const char *what, const char *file, int line)

@@ -772,13 +772,6 @@ typedef struct scaled_run {
     td_device_counts counts, before;
 } scaled_run;
 
-static double scalar_of(td_context *td, const char *name)
-{
-    float value;
-    ck_assert_msg(td_state_read(td_state_named(td, name), 0, 1, &value), "%s", td_error_text(td));
-    return (double)value;
-}
-
 /* From a scale at which every gradient is infinite in f16. */
 static void train_scaled(bool gpu, bool looks, scaled_run *out)
 {
@@ -803,8 +796,8 @@ static void train_scaled(bool gpu, bool looks, scaled_run *out)
         ck_assert_msg(td_step(td), "step %d: %s", s, td_error_text(td));
         if (!looks) continue;
         out->loss[s] = td_item(loss);
-        out->scale[s] = scalar_of(td, "scaler.scale");
-        out->updates[s] = scalar_of(td, "optimizer.updates");
+        out->scale[s] = check_state_number(td, "scaler.scale");
+        out->updates[s] = check_state_number(td, "optimizer.updates");
     }
     out->counts = td->device_counts;
     ck_assert(isfinite(td_item(loss)));

@@ -66,13 +66,6 @@ typedef struct trained {
     double loss[STEPS], scale[STEPS], updates[STEPS], plans;
 } trained;
 
-static double scalar_of(td_context *td, const char *name)
-{
-    float value;
-    ck_assert_msg(td_state_read(td_state_named(td, name), 0, 1, &value), "%s", td_error_text(td));
-    return (double)value;
-}
-
 static void train_mlp(td_dtype dtype, double initial, trained *out)
 {
     float x[ROWS * IN];
@@ -94,8 +87,8 @@ static void train_mlp(td_dtype dtype, double initial, trained *out)
         opt_step(opt, 1e-2);
         ck_assert_msg(td_step(td), "step %d: %s", s, td_error_text(td));
         out->loss[s] = td_item(loss);
-        out->scale[s] = scalar_of(td, "scaler.scale");
-        out->updates[s] = scalar_of(td, "optimizer.updates");
+        out->scale[s] = check_state_number(td, "scaler.scale");
+        out->updates[s] = check_state_number(td, "optimizer.updates");
     }
     out->plans = (double)td_last_report(td).plans;
     td_close(td);

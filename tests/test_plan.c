@@ -11,10 +11,9 @@
 #include <tandem/optim.h>
 #include <tandem/parallel.h>
 
-#include "core/json.h"
 #include "run/machine.h"
 #define SHELL_FOLDER "test_plan_files"
-#include "tests/shell.h"
+#include "tests/printed.h"
 
 /* ---- Time, by hand ---------------------------------------------------------------------------------------- */
 
@@ -408,26 +407,6 @@ START_TEST(test_the_largest_values_at_the_peak_are_told_by_family)
 END_TEST
 
 /* ---- The command ------------------------------------------------------------------------------------------ */
-
-/* A number of what the last command printed: "estimate.step_ms". */
-static double printed(const char *path)
-{
-    td_context *td = open_cpu(TD_F32);
-    td_json_document *document = td_json_parse(td, out_text, strlen(out_text), "stdout");
-    ck_assert_no_error(td);
-    const td_json *at = td_json_root(document);
-    char name[128], *rest;
-    snprintf(name, sizeof name, "%s", path);
-    for (char *part = strtok_r(name, ".", &rest); part; part = strtok_r(NULL, ".", &rest)) {
-        at = td_json_get(at, part);
-        ck_assert_msg(at != NULL, "no %s in %.900s", path, out_text);
-    }
-    ck_assert_int_eq(at->kind, TD_JSON_NUMBER);
-    double number = at->number;
-    td_json_close(document);
-    td_close(td);
-    return number;
-}
 
 /* Parts of files. */
 #define FLOPS "\"flops\": {\"f32\": 1e9}, "
