@@ -21,7 +21,7 @@ typedef struct simplification {
     td_program *out;
     td_id *map;
     char *live;
-    uint32_t *readers;                        /* value of in -> how many live reads */
+    uint32_t *reader;                         /* value of in -> td_only_readers */
     uint32_t *table;                          /* hash -> node of out + 1 */
     uint32_t table_mask;
     void *memory;
@@ -36,15 +36,13 @@ static bool open_tables(simplification *s)
     s->memory = td_alloc(s->td, s->bytes, "program");
     if (!s->memory) return false;
     s->map = s->memory;
-    s->readers = s->map + s->in->value_count;
-    s->table = s->readers + s->in->value_count;
+    s->reader = s->map + s->in->value_count;
+    s->table = s->reader + s->in->value_count;
     s->table_mask = slots - 1;
-    memset(s->readers, 0, (s->in->value_count + slots) * sizeof(uint32_t));
+    memset(s->table, 0, slots * sizeof(uint32_t));
     s->live = td_live_nodes(s->in);
-    if (!s->live) return false;
-    for (uint32_t n = 0; n < s->in->node_count; n++)
-        for (uint32_t i = 0; s->live[n] && i < s->in->nodes[n].inputs; i++) s->readers[s->in->inputs[s->in->nodes[n].input + i]]++;
-    return true;
+    if (s->live) td_only_readers(s->in, s->live, s->reader);
+    return s->live;
 }
 
 /* ---- Equal nodes */
@@ -126,27 +124,36 @@ static td_id without_product(const simplification *s, const td_node *n)
     return TD_NONE;
 }
 
-/* cast f32 (product of 16 bits -> 16 bits), also of another shape: the product again, with an f32 result. */
+/* The only node that reads `v`; NULL: there is none, or several do. */
+static const td_node *only_reader(const simplification *s, td_id v)
+{
+    return s->reader[v] < TD_MANY ? &s->in->nodes[s->reader[v]] : NULL;
+}
+
+/* Whether node n gives 16 bits which a cast alone reads, also as another shape, to make f32 of them. */
+static bool is_widened(const simplification *s, const td_node *n)
+{
+    const td_node *reader = td_is_narrow(s->in->values[n->output].dtype) ? only_reader(s, n->output) : NULL;
+    if (reader && reader->op == &td_op_reshape) reader = only_reader(s, reader->output);
+    return reader && reader->op == &td_op_cast && s->in->values[reader->output].dtype == TD_F32;
+}
+
+/* Product of 16 bits -> 16 bits, widened later: the product with an f32 result, here, where its operands are needed no longer. Its
+ * reshape has it so; the cast is one of f32 to f32. */
 static td_id widened_product(simplification *s, const td_node *n)
 {
-    if (n->op != &td_op_cast || s->in->values[n->output].dtype != TD_F32) return TD_NONE;
-    td_id before = s->in->inputs[n->input];
-    td_node shaped = *td_producer(s->in, before);
-    bool reshaped = shaped.op == &td_op_reshape && s->readers[before] == 1;
-    if (reshaped) before = s->in->inputs[shaped.input];
-    td_node product = *td_producer(s->in, before);
-    if (product.op != &td_op_matmul || !td_is_narrow(s->in->values[before].dtype) || s->readers[before] != 1) return TD_NONE;
-    op_matmul_attr attr = *(const op_matmul_attr *)td_node_attr(s->in, &product);
-    attr.out_dtype = TD_F32;
-    td_value value = s->in->values[before];
+    bool reshape = n->op == &td_op_reshape && s->out->values[input_of(s, n, 0)].dtype != s->in->values[s->in->inputs[n->input]].dtype;
+    if (!reshape && (n->op != &td_op_matmul || !is_widened(s, n))) return TD_NONE;
+    op_matmul_attr wide;
+    td_value value = s->in->values[n->output];
     value.dtype = TD_F32;
-    td_id in[2] = { input_of(s, &product, 0), input_of(s, &product, 1) };
-    td_id wide = td_emit(s->out, &(td_emission){ .op = product.op, .like = &product, .inputs = in, .input_count = 2, .attr = &attr,
-                                                 .attr_bytes = sizeof attr, .outputs = &value, .output_count = 1, .after = TD_NONE });
-    if (!reshaped) return wide;
-    value = s->in->values[n->output];
-    return td_emit(s->out, &(td_emission){ .op = shaped.op, .like = &shaped, .inputs = &wide, .input_count = 1, .attr = td_node_attr(s->in, &shaped),
-                                           .attr_bytes = shaped.attr_bytes, .outputs = &value, .output_count = 1, .after = TD_NONE });
+    if (!reshape) {
+        wide = *(const op_matmul_attr *)td_node_attr(s->in, n);
+        wide.out_dtype = TD_F32;
+    }
+    td_id in[2] = { input_of(s, n, 0), n->inputs > 1 ? input_of(s, n, 1) : TD_NONE };
+    return td_emit(s->out, &(td_emission){ .op = n->op, .like = n, .inputs = in, .input_count = (int)n->inputs, .attr = reshape ? td_node_attr(s->in, n) : &wide,
+                                           .attr_bytes = n->attr_bytes, .outputs = &value, .output_count = 1, .after = TD_NONE });
 }
 
 /* cast f32 (cast to 16 bits (sum)), the sum being f32: the sum. */
@@ -155,7 +162,7 @@ static td_id widened_sum(const simplification *s, const td_node *n)
     if (n->op != &td_op_cast || s->in->values[n->output].dtype != TD_F32) return TD_NONE;
     td_id narrow = s->in->inputs[n->input];
     const td_node *cast = td_producer(s->in, narrow);
-    if (cast->op != &td_op_cast || s->readers[narrow] != 1) return TD_NONE;
+    if (cast->op != &td_op_cast || !only_reader(s, narrow)) return TD_NONE;
     td_id sum = s->in->inputs[cast->input];
     bool wide = td_producer(s->in, sum)->op == &td_op_sum && s->in->values[sum].dtype == TD_F32 && td_is_narrow(s->in->values[narrow].dtype);
     return wide ? input_of(s, cast, 0) : TD_NONE;
