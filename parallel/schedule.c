@@ -2,8 +2,10 @@
  *
  *   - computation stays in the order recorded;
  *   - a unit's gradients are packed, added to what earlier micro-batches left, and reduced as soon as the last of them exists;
+ *   - what is computed from the sum waits until the next reduction has begun, where nothing wants it before, so that computation need not
+ *     stand still for the sum;
  *   - a unit is gathered `prefetch` units before its first reader, not earlier, and cast and fetched from the host for that just before;
- *   - what a group keeps of a unit is taken as soon as that is gathered;
+ *   - what a group keeps of a unit is taken behind the first reader of the whole;
  *   - stores come last, as recorded.
  */
 #include "parallel/strategy.h"
@@ -25,14 +27,24 @@ typedef struct scheduler {
     entry *order;
     uint32_t *stack;                          /* nodes waiting for their inputs */
     char *done;
-    char *gradient;                           /* node: its value is a unit's gradient */
+    char *gradient;                           /* node: NO_GRADIENT ... */
     char *fetches;                            /* node: it is on the way from a stored unit to where readers have it */
     void *memory;
     size_t bytes;
 } scheduler;
 
+/* What a node gives: no unit's gradient; one that is not reduced yet; one that is, or made of one. */
+enum { NO_GRADIENT, GRADIENT, REDUCED };
+
 /* Small steps behind a position: what follows it at once, in this order. */
 static const double as_view = 1e-6, as_pack = 1e-5, as_reduction = 2e-5, before_reader = 1e-3;
+
+static int by_key(const void *a, const void *b)
+{
+    const entry *x = a, *y = b;
+    if (x->key != y->key) return x->key < y->key ? -1 : 1;
+    return x->node < y->node ? -1 : x->node > y->node;
+}
 
 static double latest_input(const scheduler *s, const td_node *n)
 {
@@ -46,14 +58,21 @@ static double latest_input(const scheduler *s, const td_node *n)
 
 static bool is_reduction(const td_node *n) { return n->op == &par_op_all_reduce || n->op == &par_op_reduce_scatter; }
 
+static uint32_t maker_of(const scheduler *s, const td_node *n, uint32_t input) { return s->in->values[s->in->inputs[n->input + input]].node; }
+
 /* Whether node n gives a whole unit's gradient: packed, added to an earlier one, summed over ranks, in another dtype for that, copied to
  * where it is read. */
-static bool gives_gradient(const scheduler *s, const td_node *n)
+static char gradient_of(const scheduler *s, const td_node *n)
 {
-    if (n->op == &td_op_pack) return true;
-    bool reads = false, carries = n->op == &td_op_add || n->op == &td_op_cast || n->op == &td_op_to_host || is_reduction(n);
-    for (uint32_t i = 0; i < n->inputs && carries && !reads; i++) reads = s->gradient[s->in->values[s->in->inputs[n->input + i]].node];
-    return reads;
+    if (n->op == &td_op_pack) return GRADIENT;
+    bool carries = n->op == &td_op_add || n->op == &td_op_cast || n->op == &td_op_to_host || is_reduction(n);
+    char gradient = NO_GRADIENT;
+    for (uint32_t i = 0; i < n->inputs && carries; i++) {
+        uint32_t maker = maker_of(s, n, i);
+        char of = s->gradient[maker] && is_reduction(&s->in->nodes[maker]) ? REDUCED : s->gradient[maker];
+        if (of > gradient) gradient = of;
+    }
+    return gradient;
 }
 
 /* Whether node n takes a stored unit, or what is on the way from it, further: it can be done as early as is wanted. */
@@ -71,7 +90,7 @@ static void key_computation(scheduler *s)
     for (uint32_t i = 0; i < s->in->node_count; i++) {
         const td_node *n = &s->in->nodes[i];
         double position = i;
-        s->gradient[i] = gives_gradient(s, n);
+        s->gradient[i] = gradient_of(s, n);
         s->fetches[i] = fetches(s, n);
         if (n->op->flags & TD_OP_SOURCE) position = -1;
         if ((n->op->flags & TD_OP_VIEW) && n->inputs) position = latest_input(s, n) + as_view;
@@ -80,33 +99,62 @@ static void key_computation(scheduler *s)
     }
 }
 
-/* Readers through views count as the view's; what fetches a unit on its way is none. */
+/* The part that a group keeps of a unit: taken of what was gathered. */
+static bool keeps_part(const scheduler *s, const td_node *n)
+{
+    return n->op == &par_op_own_part && s->in->nodes[maker_of(s, n, 0)].op == &par_op_all_gather;
+}
+
+/* Readers through views count as the view's, and through what is made of a reduced gradient; what fetches a unit on its way is none, nor
+ * is what keeps a part of it. */
 static void find_first_reads(scheduler *s)
 {
     for (uint32_t i = 0; i < s->in->node_count; i++) s->first_read[i] = s->in->node_count;
     for (uint32_t i = s->in->node_count; i-- > 0;) {
         const td_node *n = &s->in->nodes[i];
-        double at = n->op->flags & TD_OP_VIEW ? s->first_read[i] : s->key[i];
-        for (uint32_t k = 0; k < n->inputs && !s->fetches[i]; k++) {
-            uint32_t maker = s->in->values[s->in->inputs[n->input + k]].node;
+        double at = n->op->flags & TD_OP_VIEW || s->gradient[i] == REDUCED ? s->first_read[i] : s->key[i];
+        for (uint32_t k = 0; k < n->inputs && !s->fetches[i] && !keeps_part(s, n); k++) {
+            uint32_t maker = maker_of(s, n, k);
             if (at < s->first_read[maker]) s->first_read[maker] = at;
         }
     }
 }
 
-static int by_key(const void *a, const void *b)
+/* When what is made of a reduction's sum, which is there at `sum`, is computed: before `wanted`, and when the next reduction has begun. */
+static double late(const scheduler *s, uint32_t reductions, double sum, double wanted)
 {
-    const entry *x = a, *y = b;
-    if (x->key != y->key) return x->key < y->key ? -1 : 1;
-    return x->node < y->node ? -1 : x->node > y->node;
+    uint32_t next = 0;
+    while (next < reductions && s->order[next].key <= sum) next++;
+    double begun = next < reductions ? s->order[next].key + as_view : wanted - as_view;
+    double key = begun < wanted ? begun : wanted - as_view;
+    return key > sum + as_reduction ? key : sum + as_reduction;
 }
 
-/* When what a gather reads is there. The part that a group keeps of a unit is taken as soon as that is gathered. */
+/* Sets the keys of what is made of gradients that were reduced. */
+static void key_sums(scheduler *s)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < s->in->node_count; i++)
+        if (is_reduction(&s->in->nodes[i]) && s->gradient[i] == GRADIENT) s->order[count++] = (entry){ s->key[i], i };
+    qsort(s->order, count, sizeof *s->order, by_key);
+    for (uint32_t i = 0; i < s->in->node_count; i++) {
+        const td_node *n = &s->in->nodes[i];
+        if (s->gradient[i] != REDUCED || n->op == &td_op_pack) continue;
+        double sum = latest_input(s, n);
+        bool beside = is_reduction(n) || n->op == &td_op_to_host;
+        s->key[i] = beside ? sum + as_reduction : late(s, count, sum, s->first_read[i]);
+    }
+}
+
+/* When what a gather reads is there. */
 static double ready(scheduler *s, const td_node *gather)
 {
-    uint32_t maker = s->in->values[s->in->inputs[gather->input]].node;
+    uint32_t maker = maker_of(s, gather, 0);
     const td_node *n = &s->in->nodes[maker];
-    if (n->op == &par_op_own_part) s->key[maker] = latest_input(s, n) + as_view;
+    if (keeps_part(s, n)) {
+        double read = s->first_read[maker_of(s, n, 0)];
+        s->key[maker] = (read < s->in->node_count ? read : latest_input(s, n)) + as_view;
+    }
     return latest_input(s, gather);
 }
 
@@ -179,6 +227,7 @@ td_program *par_schedule_pass(void *self, const td_program *in)
     memset(s.done, 0, 3 * (size_t)n);
     key_computation(&s);
     find_first_reads(&s);
+    key_sums(&s);
     key_fetches(&s, a->options.prefetch ? a->options.prefetch : 1);
     for (uint32_t i = 0; i < n; i++) s.order[i] = (entry){ s.key[i], i };
     qsort(s.order, n, sizeof *s.order, by_key);
