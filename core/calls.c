@@ -14,42 +14,20 @@ int64_t td_planned_count(const td_context *td) { return td->planned ? td->planne
 
 /* ---- Calls */
 
-/* The last task of an operation with that flag that makes `v`, through views; -1: none does. `made_by`: task of a node, -1. */
-static int64_t task_behind(const td_program *p, const int32_t *made_by, td_id v, uint32_t flag)
-{
-    while ((td_producer(p, v)->op->flags & TD_OP_VIEW) && td_producer(p, v)->inputs) v = p->inputs[td_producer(p, v)->input];
-    return td_producer(p, v)->op->flags & flag ? made_by[p->values[v].node] : -1;
-}
-
-static void describe_call(td_context *td, uint32_t t, const int32_t *made_by, const char *is_update, td_planned_call *to)
-{
-    const td_planned *plan = td->planned;
-    const td_program *p = plan->program;
-    const td_node *n = &p->nodes[plan->tasks[t].node];
-    *to = (td_planned_call){ .op = plan->tasks[t].kernel.op, .attr = plan->tasks[t].kernel.attr, .waits_for = -1,
-                             .waits_for_copy = -1, .task = td_profile_describe(td, plan, t, is_update) };
-    for (uint32_t i = 0; i < n->inputs; i++) {
-        int64_t collective = task_behind(p, made_by, p->inputs[n->input + i], TD_OP_COLLECTIVE);
-        int64_t copy = task_behind(p, made_by, p->inputs[n->input + i], TD_OP_COPY);
-        if (collective > to->waits_for && collective < (int64_t)t) to->waits_for = collective;
-        if (copy > to->waits_for_copy && copy < (int64_t)t) to->waits_for_copy = copy;
-    }
-}
-
 bool td_planned_calls(td_context *td, td_planned_call *to)
 {
     const td_planned *plan = td->planned;
     if (!plan) return true;
-    const td_program *p = plan->program;
-    size_t bytes = p->node_count * (sizeof(int32_t) + 1) + 1;
-    int32_t *made_by = td_alloc(td, bytes, "program");
-    if (!made_by) return false;
-    char *is_update = (char *)(made_by + p->node_count);
-    memset(made_by, 0xFF, p->node_count * sizeof *made_by);
-    td_profile_find_updates(p, is_update);
-    for (uint32_t t = plan->task_count; t-- > 0;) made_by[plan->tasks[t].node] = (int32_t)t; /* copies of a node come after it */
-    for (uint32_t t = 0; t < plan->task_count; t++) describe_call(td, t, made_by, is_update, &to[t]);
-    td_free(td, made_by, bytes, "program");
+    size_t bytes = plan->program->node_count + 1;
+    char *is_update = td_alloc(td, bytes, "program");
+    if (!is_update) return false;
+    td_profile_find_updates(plan->program, is_update);
+    for (uint32_t t = 0; t < plan->task_count; t++) {
+        const td_task *task = &plan->tasks[t];
+        to[t] = (td_planned_call){ .op = task->kernel.op, .attr = task->kernel.attr, .waits_for = task->waits[TD_QUEUE_COLLECTIVES],
+                                   .waits_for_copy = task->waits[TD_QUEUE_COPIES], .task = td_profile_describe(td, plan, t, is_update) };
+    }
+    td_free(td, is_update, bytes, "program");
     return true;
 }
 

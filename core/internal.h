@@ -295,11 +295,16 @@ char *td_live_nodes(const td_program *p);
 void td_only_readers(const td_program *p, const char *live, uint32_t *reader);
 
 /* ---- Plan (plan.c) and run (execute.c) */
+
+enum { TD_QUEUE_COMPUTE, TD_QUEUE_COLLECTIVES, TD_QUEUE_COPIES, TD_QUEUES };
+
 typedef struct td_task {
     void (*run)(const td_kernel *k);
     void (*release)(void *prepared);          /* NULL: nothing to free */
     td_kernel kernel;
     uint32_t node;                            /* of the plan's program */
+    uint8_t queue;
+    int32_t waits[TD_QUEUES];                 /* the call of each other queue that it waits for, or -1 */
     td_cost cost;
 } td_task;
 
@@ -354,6 +359,7 @@ struct td_planned {
     uint32_t output_count, output_room;
     td_left *left;                            /* what units are after a run */
     uint32_t left_count, left_room;
+    bool beside;                              /* queues run beside one another; else all calls in turn */
     int64_t arena_bytes, live_bytes;
     int64_t host_arena_bytes;                 /* of values in host memory */
     int64_t slot_bytes;                       /* of a GPU's copies of inputs and scalars */
@@ -365,6 +371,8 @@ struct td_planned {
     struct td_profiled_plan *profiled;        /* its tasks as the profile tells them; NULL: not yet */
 };
 td_planned *td_plan_make(td_context *td, td_program *final);  /* takes the program */
+/* Gives tasks their queues and waits, and blocks the longer lives that follow (queues.c); before bindings are sorted. */
+bool td_queues_give(td_context *td, td_planned *plan);
 /* Gives arena blocks their offsets; sets arena_bytes, live_bytes and host_arena_bytes. */
 bool td_arena_arrange(td_context *td, td_planned *plan);
 /* The first outputs of one element, by number; how many. */

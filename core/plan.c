@@ -518,7 +518,7 @@ static bool make(planner *pl)
     for (uint32_t n = 0; n < p->node_count; n++)
         if (pl->live[n] && is_task(&p->nodes[n])) elementwise_in_place(pl, n);
     if (!add_schedule(pl) || !add_endings(pl, pl->where + p->value_count)) return false;
-    if (!td_arena_arrange(pl->td, pl->plan)) return false;
+    if (!td_queues_give(pl->td, pl->plan) || !td_arena_arrange(pl->td, pl->plan)) return false;
     finish_bindings(pl);
     return pl->td->error == TD_OK;
 }

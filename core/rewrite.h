@@ -497,7 +497,8 @@ typedef struct td_planned_call {
     const td_op *op;
     const void *attr;                         /* the node's; NULL: none */
     td_profile_task task;                     /* what it costs; `parts` is the operation's name */
-    int64_t waits_for;                        /* the last collective before it that makes something it reads, by number; -1: none */
+    int64_t waits_for;                        /* the last collective before it that must have ended, by number; -1: none, or one that a call
+                                                 before it in its queue waits for */
     int64_t waits_for_copy;                   /* the same of copies between device and host */
 } td_planned_call;
 /* 0: nothing was planned, or the plan is gone. */

@@ -166,6 +166,23 @@ static void report(td_context *td, const td_planned *plan, double ms)
     if (ms >= 0) r->plan_ms = ms;
 }
 
+/* "(collectives, after 11)": the queue, if it is not computation's, and the calls of other queues that the call waits for. */
+static void print_queue(td_text *b, const td_task *task)
+{
+    static const char *const names[TD_QUEUES] = { [TD_QUEUE_COLLECTIVES] = "collectives", [TD_QUEUE_COPIES] = "copies" };
+    bool waits = false;
+    for (int i = 0; i < TD_QUEUES; i++) waits |= task->waits[i] >= 0;
+    if (!names[task->queue] && !waits) return;
+    td_text_add(b, " (%s", names[task->queue] ? names[task->queue] : "");
+    const char *between = names[task->queue] ? ", after" : "after";
+    for (int i = 0; i < TD_QUEUES; i++) {
+        if (task->waits[i] < 0) continue;
+        td_text_add(b, "%s %d", between, task->waits[i]);
+        between = ",";
+    }
+    td_text_add(b, ")");
+}
+
 static void print_plan(td_context *td, const td_planned *plan)
 {
     if (!td_stage_printed(td, TD_STAGE_PLAN)) return;
@@ -175,6 +192,7 @@ static void print_plan(td_context *td, const td_planned *plan)
     for (uint32_t t = 0; t < plan->task_count; t++) {
         const td_kernel *k = &plan->tasks[t].kernel;
         td_text_add(&b, "%4u %s", t, k->op->name);
+        if (plan->beside) print_queue(&b, &plan->tasks[t]);
         for (int i = 0; i < k->inputs + k->outputs; i++) {
             const td_arg *arg = &k->in[i]; /* outputs follow inputs */
             const td_binding *at = NULL;
