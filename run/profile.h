@@ -33,7 +33,16 @@ typedef struct run_profile_table {
     run_profile_host host[RUN_PROFILE_HOST];
     int host_count;
     double host_ns;
+    double beside_ns;             /* of collectives and copies, which a GPU makes beside computation */
+    double exposed_ns;            /* of that, while nothing is computed */
 } run_profile_table;
+
+typedef struct run_span {
+    int64_t begin_ns, end_ns;
+    bool beside;                  /* a collective or a copy */
+} run_span;
+/* How long at least one of the spans lasts, of computation alone if asked. Sorts them by their begin. */
+double run_spans_ns(run_span *spans, int64_t count, bool computation);
 
 /* Gathers the profile of run->td. Close it also after an error. */
 bool run_profile_gather(run_loop *run, run_profile_table *to);

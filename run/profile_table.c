@@ -131,6 +131,46 @@ static bool add_kinds(run_profile_table *t)
     return true;
 }
 
+/* ---- What runs beside what */
+
+static int by_begin(const void *a, const void *b)
+{
+    const run_span *x = a, *y = b;
+    return (x->begin_ns > y->begin_ns) - (x->begin_ns < y->begin_ns);
+}
+
+double run_spans_ns(run_span *spans, int64_t count, bool computation)
+{
+    int64_t until = INT64_MIN, total = 0;
+    qsort(spans, (size_t)count, sizeof *spans, by_begin);
+    for (int64_t i = 0; i < count; i++) {
+        int64_t begin = spans[i].begin_ns > until ? spans[i].begin_ns : until;
+        if ((computation && spans[i].beside) || spans[i].end_ns <= begin) continue;
+        total += spans[i].end_ns - begin;
+        until = spans[i].end_ns;
+    }
+    return (double)total;
+}
+
+/* Sets what of collectives and copies is exposed; *busy: ns in which some task runs. */
+static bool find_exposed(run_profile_table *t, double *busy)
+{
+    int64_t all = td_profile_count(t->td), count = 0;
+    run_span *spans = td_alloc(t->td, (size_t)all * sizeof *spans + 1, "host");
+    if (!spans) return false;
+    for (int64_t i = 0; i < all; i++) {
+        td_profile_event e = td_profile_at(t->td, i);
+        if (!e.task) continue;
+        bool beside = e.task->collective || e.task->copied > 0;
+        spans[count++] = (run_span){ e.begin_ns, e.end_ns, beside };
+        if (beside) t->beside_ns += (double)(e.end_ns - e.begin_ns);
+    }
+    *busy = run_spans_ns(spans, count, false);
+    t->exposed_ns = *busy - run_spans_ns(spans, count, true);
+    td_free(t->td, spans, (size_t)all * sizeof *spans + 1, "host");
+    return true;
+}
+
 static int by_time(const void *a, const void *b)
 {
     double x = ((const run_profile_row *)a)->ns, y = ((const run_profile_row *)b)->ns;
@@ -141,7 +181,7 @@ bool run_profile_gather(run_loop *run, run_profile_table *t)
 {
     td_context *td = run->td;
     *t = (run_profile_table){ .td = td };
-    double running = 0;
+    double running = 0, busy;
     for (int64_t i = 0; i < td_profile_count(td); i++) {
         td_profile_event e = td_profile_at(td, i);
         double ns = (double)(e.end_ns - e.begin_ns);
@@ -152,8 +192,8 @@ bool run_profile_gather(run_loop *run, run_profile_table *t)
         if (place < 0) return false;
         add_task(&t->rows[t->places[place].row], e.task, ns, 1e9 * run_floor_s(&run->profile.machine, e.task));
     }
-    if (!add_kinds(t)) return false;
-    add_host(t, "between tasks", running - t->all.ns);
+    if (!add_kinds(t) || !find_exposed(t, &busy)) return false;
+    add_host(t, "between tasks", running - busy);
     if (t->row_count) qsort(t->rows, (size_t)t->row_count, sizeof *t->rows, by_time);
     if (t->kind_count) qsort(t->kinds, (size_t)t->kind_count, sizeof *t->kinds, by_time);
     return true;
@@ -226,6 +266,9 @@ void run_profile_print(run_loop *run, const run_profile_table *t)
         run_say(run, "%-24s %-10s %7s %9.3f %6.1f", t->host[h].name, "host", "", 1e-6 * t->host[h].ns / n, 100 * t->host[h].ns / total);
     run_say(run, "forward %.3f ms, backward %.3f, update %.3f, host %.3f", 1e-6 * t->all.phase_ns[TD_PROFILE_FORWARD] / n,
             1e-6 * t->all.phase_ns[TD_PROFILE_BACKWARD] / n, 1e-6 * t->all.phase_ns[TD_PROFILE_UPDATE] / n, 1e-6 * t->host_ns / n);
+    if (t->beside_ns > 0)
+        run_say(run, "collectives and copies %.3f ms, of which %.3f exposed: nothing is computed meanwhile", 1e-6 * t->beside_ns / n,
+                1e-6 * t->exposed_ns / n);
     print_machine(run);
 }
 
@@ -256,6 +299,8 @@ void run_profile_put(const run_loop *run, const run_profile_table *t, td_json_wr
     double n = (double)run->profile.done;
     td_json_put_number(w, "task_ms", 1e-6 * t->all.ns / n);
     td_json_put_number(w, "host_ms", 1e-6 * t->host_ns / n);
+    td_json_put_number(w, "beside_ms", 1e-6 * t->beside_ns / n);
+    td_json_put_number(w, "exposed_ms", 1e-6 * t->exposed_ns / n);
     td_json_open_array(w, "rows");
     for (int64_t r = 0; r < t->row_count; r++) put_row(run, t, &t->rows[r], w);
     td_json_close_array(w);

@@ -1,5 +1,5 @@
 /* OUT/profile.trace.json: the profile in Chrome's trace event format, which Perfetto opens. A process is a rank; its threads are the
- * host, the executor and communication; a counter follows the memory that is live.
+ * host, the executor, communication and copies to and from the host; a counter follows the memory that is live.
  *
  * "Trace Event Format", Google, 2016: complete events (X) with ts and dur in microseconds, metadata (M), counters (C).
  */
@@ -10,7 +10,7 @@
 
 #include "run/profile.h"
 
-enum { HOST = 1, EXECUTOR, COMMUNICATION };
+enum { HOST = 1, EXECUTOR, COMMUNICATION, COPIES };
 
 static double us(int64_t ns) { return (double)ns / 1000; }
 
@@ -29,6 +29,16 @@ static void put_name(td_json_writer *w, int rank, int thread, const char *what, 
     td_json_close_object(w);
 }
 
+static bool copies(const td_context *td)
+{
+    bool some = false;
+    for (int64_t i = 0; i < td_profile_count(td) && !some; i++) {
+        td_profile_event e = td_profile_at(td, i);
+        some = e.task && e.task->copied > 0;
+    }
+    return some;
+}
+
 static void put_names(const run_loop *run, td_json_writer *w)
 {
     char rank[32];
@@ -37,6 +47,7 @@ static void put_names(const run_loop *run, td_json_writer *w)
     put_name(w, run->rank, HOST, "thread_name", "host");
     put_name(w, run->rank, EXECUTOR, "thread_name", "executor");
     if (run->ranks > 1) put_name(w, run->rank, COMMUNICATION, "thread_name", "communication");
+    if (copies(run->td)) put_name(w, run->rank, COPIES, "thread_name", "copies");
 }
 
 static void put_task_arguments(const td_profile_task *task, td_json_writer *w)
@@ -56,7 +67,7 @@ static void put_event(const run_loop *run, const td_profile_event *e, td_json_wr
     td_json_open_object(w, NULL);
     td_json_put_string(w, "ph", "X");
     td_json_put_integer(w, "pid", run->rank);
-    td_json_put_integer(w, "tid", !e->task ? HOST : e->task->collective ? COMMUNICATION : EXECUTOR);
+    td_json_put_integer(w, "tid", !e->task ? HOST : e->task->collective ? COMMUNICATION : e->task->copied ? COPIES : EXECUTOR);
     td_json_put_string(w, "name", e->task ? e->task->parts : e->name);
     td_json_put_string(w, "cat", e->task ? e->task->kind : "host");
     td_json_put_number(w, "ts", us(e->begin_ns));

@@ -14,6 +14,7 @@
 #include "core/internal.h"
 #include "core/json.h"
 #include "core/ops/list.h"
+#include "run/profile.h"
 #include "tests/memory.h"
 #include "tests/shell.h"
 
@@ -531,7 +532,24 @@ START_TEST(test_ranks_share_a_trace)
         ck_assert_int_eq(threads[0][thread].count, threads[1][thread].count);
     }
     ck_assert_sh(1, "ls r | grep tmp");
+    td_json_document *table = td_json_read(td, "r/profile.json");
+    double beside = td_json_get_number(td_json_root(table), "beside_ms", 0), exposed = td_json_get_number(td_json_root(table), "exposed_ms", 0);
+    ck_assert(beside > 0 && fabs(exposed - beside) <= 1e-9 * beside); /* between CPUs they are in turn with computation */
+    td_json_close(table);
     td_close(td);
+}
+END_TEST
+
+/* Time in ns:   0    10    20    30    40    50    60
+ * computes      ------.....------.....................
+ * beside        ...------.............------...........   and a copy from 50 to 52 within the other from 49 to 55 */
+START_TEST(test_what_is_exposed_has_no_computation_beside_it)
+{
+    run_span spans[] = { { 20, 30, false }, { 5, 15, true }, { 40, 48, true }, { 0, 10, false }, { 50, 52, true }, { 49, 55, true } };
+    int count = sizeof spans / sizeof *spans;
+    ck_assert_double_eq(run_spans_ns(spans, count, true), 20);
+    ck_assert_double_eq(run_spans_ns(spans, count, false), 15 + 10 + 8 + 6);
+    ck_assert_double_eq(run_spans_ns(spans, 0, false), 0);
 }
 END_TEST
 
@@ -571,4 +589,5 @@ TESTS("profile", test_flops_of_a_linear_layer_are_its_products, test_updates_by_
       test_profiling_changes_neither_results_nor_plans, test_announced_steps_allocate_nothing,
       test_no_memory_for_a_profile_is_an_error, test_a_profile_that_cannot_be_held_says_so,
       test_the_machine_has_a_floor, test_train_leaves_a_table_and_a_trace, test_a_model_has_the_flops_of_the_formulas,
-      test_ranks_share_a_trace, test_a_run_that_is_stopped_tells_what_it_has, test_what_cannot_be_profiled_is_said)
+      test_ranks_share_a_trace, test_what_is_exposed_has_no_computation_beside_it, test_a_run_that_is_stopped_tells_what_it_has,
+      test_what_cannot_be_profiled_is_said)
