@@ -14,6 +14,8 @@ int64_t td_planned_count(const td_context *td) { return td->planned ? td->planne
 
 /* ---- Calls */
 
+static int32_t later(int32_t a, int32_t b) { return a > b ? a : b; }
+
 bool td_planned_calls(td_context *td, td_planned_call *to)
 {
     const td_planned *plan = td->planned;
@@ -25,7 +27,7 @@ bool td_planned_calls(td_context *td, td_planned_call *to)
     for (uint32_t t = 0; t < plan->task_count; t++) {
         const td_task *task = &plan->tasks[t];
         to[t] = (td_planned_call){ .op = task->kernel.op, .attr = task->kernel.attr, .waits_for = task->waits[TD_QUEUE_COLLECTIVES],
-                                   .waits_for_copy = task->waits[TD_QUEUE_COPIES], .task = td_profile_describe(td, plan, t, is_update) };
+                                   .waits_for_copy = later(task->waits[TD_QUEUE_TO_HOST], task->waits[TD_QUEUE_TO_DEVICE]), .task = td_profile_describe(td, plan, t, is_update) };
     }
     td_free(td, is_update, bytes, "program");
     return true;

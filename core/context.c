@@ -173,7 +173,7 @@ static void read_options(td_context *td)
     o->eager = o->eager || environment_flag("TD_EAGER");
     o->poison = o->poison || environment_flag("TD_POISON");
     read_threads(td);
-    td->device = &td_cpu;
+    td->device = td->host = &td_cpu;
     bool gpu = !strncmp(o->device, "cuda", 4) && (!o->device[4] || o->device[4] == ':');
     if (!gpu) o->gpu = NULL;
     if (!o->workspace_bytes) o->workspace_bytes = gpu ? 1 << 30 : 256 << 20;
@@ -322,11 +322,6 @@ bool td_set_parallel(td_context *td, const td_parallel *parallel)
     }
     if (td->unit_count) {
         td_fail(td, TD_ERROR_USAGE, "td_set_parallel: state is laid out already; choose the strategy before the first step");
-        return false;
-    }
-    bool offloads = parallel->places.parameter.memory == TD_HOST || parallel->places.moment.memory == TD_HOST;
-    if (offloads && td->device->is_gpu) {
-        td_fail(td, TD_ERROR_UNSUPPORTED, "td_set_parallel: a GPU's state cannot be offloaded to its host yet; leave the offload out");
         return false;
     }
     td->parallel = *parallel;

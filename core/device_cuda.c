@@ -64,6 +64,37 @@ static bool cuda_clear(td_context *td, void *memory, int64_t bytes)
 
 static bool cuda_initialise(td_context *td, const td_initial *of) { return td_cuda_current(td) && td_initial_cuda(td, of, td->cuda->stream); }
 
+/* ---- Memory of the host, pinned */
+
+static void *pinned_get(td_context *td, int64_t bytes, const char *kind)
+{
+    (void)kind;
+    void *memory = NULL;
+    if (!td_cuda_current(td) || !td_cuda_ok(td, cudaHostAlloc(&memory, bytes ? (size_t)bytes : 1, cudaHostAllocPortable), "allocating pinned memory"))
+        return NULL;
+    memset(memory, 0, (size_t)bytes);
+    return memory;
+}
+
+static void pinned_put(td_context *td, void *memory, int64_t bytes, const char *kind)
+{
+    (void)bytes, (void)kind;
+    if (!memory) return;
+    cudaSetDevice(td->cuda->device);
+    cudaStreamSynchronize(td->cuda->stream);
+    cudaFreeHost(memory);
+}
+
+/* Steps that still run may use it. */
+static bool pinned_copy(td_context *td, void *to, const void *from, int64_t bytes)
+{
+    if (!td_cuda_current(td) || !td_cuda_wait(td)) return false;
+    memcpy(to, from, (size_t)bytes);
+    return true;
+}
+
+static const td_device pinned = { .get = pinned_get, .put = pinned_put, .write = pinned_copy, .read = pinned_copy };
+
 /* ---- Values of steps */
 
 static const uint64_t *cuda_landed(td_context *td, int set)
@@ -191,6 +222,7 @@ const td_device *td_cuda_open(td_context *td)
     if (td_cuda_current(td) && td_cuda_ok(td, cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking), "making a queue") &&
         find_limits(td, &td->gpu) && td_pools_open(td, device) && td_exchange_open(td, &cuda->exchange) && find_memory(td)) {
         td->run.queue = cuda->stream;
+        td->host = &pinned;
         return &gpu;
     }
     cuda_close(td);

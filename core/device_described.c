@@ -72,5 +72,6 @@ const td_device *td_described_open(td_context *td)
     td->gpu = *td->options.gpu;
     td->options.gpu = &td->gpu;
     td->page_bytes = td->gpu.page_bytes;
+    td->host = &described;
     return &described;
 }

@@ -107,12 +107,14 @@ static void fill(td_context *td, const td_planned *plan, char *to)
 bool td_exchange_send(td_context *td, td_exchange *x, cudaStream_t stream, const td_planned *plan)
 {
     td_exchange_set *s = current(td, x);
-    cudaError_t status = cudaEventQuery(s->copied);
+    cudaEvent_t free = s->read_late ? s->done : s->copied;
+    cudaError_t status = cudaEventQuery(free);
     if (status == cudaErrorNotReady) { /* the host is as far ahead as it may be */
         td->device_counts.waits++;
-        status = cudaEventSynchronize(s->copied);
+        status = cudaEventSynchronize(free);
     }
     if (!td_cuda_ok(td, status, "waiting for an earlier step")) return false;
+    s->read_late = plan->host_tasks;
     fill(td, plan, s->pinned);
     return td_cuda_ok(td, cudaStreamWaitEvent(x->copies, s->done, 0), "waiting for an earlier step") &&
            td_cuda_ok(td, cudaMemcpyAsync(s->inputs, s->pinned, (size_t)set_bytes(plan->slot_bytes), cudaMemcpyHostToDevice, x->copies),

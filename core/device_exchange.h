@@ -17,6 +17,7 @@ typedef struct td_exchange_set {
     char *inputs;                             /* on the device: td_cuda_run in TD_GPU_ALIGN bytes, then the slots of a plan */
     uint64_t *outputs;                        /* pinned, TD_LANDED of them; the device writes there */
     cudaEvent_t copied, done;                 /* the inputs; the step */
+    bool read_late;                           /* the step's own calls read `pinned`, too: those of the host */
 } td_exchange_set;
 
 typedef struct td_exchange {

@@ -10,9 +10,11 @@
 
 static int current_set(const td_context *td) { return (int)(td->runs % TD_INPUT_SETS); }
 
-static void drop_graphs(td_cuda_plan *p)
+static void drop_graphs(td_context *td, td_cuda_plan *p)
 {
     for (int s = 0; s < TD_INPUT_SETS; s++) {
+        td_free(td, p->host_calls[s], p->host_call_bytes, "program");
+        p->host_calls[s] = NULL;
         if (p->graph[s]) cudaGraphExecDestroy(p->graph[s]);
         if (p->timed[s]) cudaGraphExecDestroy(p->timed[s]);
         p->graph[s] = p->timed[s] = NULL;
@@ -30,7 +32,7 @@ static td_cuda_plan *on_device(td_context *td, td_planned *plan)
     }
     td_cuda_plan *p = plan->on_device;
     if (!p || (p->inputs_epoch == epoch && p->arena_epoch == td->arena_epoch)) return p;
-    drop_graphs(p);
+    drop_graphs(td, p);
     p->inputs_epoch = epoch;
     p->arena_epoch = td->arena_epoch;
     return p;
@@ -39,12 +41,45 @@ static td_cuda_plan *on_device(td_context *td, td_planned *plan)
 /* Operands that are inputs are those of this run's set. */
 static void bind_inputs(td_context *td, td_planned *plan)
 {
-    char *inputs = td->cuda->exchange.set[current_set(td)].inputs;
-    td->run.on_device = inputs;
+    const td_exchange_set *set = &td->cuda->exchange.set[current_set(td)];
+    td->run.on_device = set->inputs;
     for (uint32_t i = plan->fixed_count; i < plan->binding_count; i++) {
         const td_binding *b = &plan->bindings[i];
-        *b->pointer = inputs + TD_GPU_ALIGN + plan->blocks[b->block].offset + b->offset;
+        *b->pointer = (b->on_host ? set->pinned : set->inputs) + TD_GPU_ALIGN + plan->blocks[b->block].offset + b->offset;
     }
+}
+
+/* ---- Calls on the host */
+
+/* Those of this run's set, made when it is first used. */
+static bool ensure_host_calls(td_context *td, const td_planned *plan, td_cuda_plan *p)
+{
+    td_host_call **calls = &p->host_calls[current_set(td)];
+    uint32_t args = 0, count = 0;
+    if (!plan->host_tasks || *calls) return true;
+    for (uint32_t t = 0; t < plan->task_count; t++)
+        if (plan->tasks[t].on_host) args += (uint32_t)(plan->tasks[t].kernel.inputs + plan->tasks[t].kernel.outputs);
+    p->host_call_bytes = plan->host_tasks * sizeof **calls + args * sizeof(td_arg);
+    *calls = td_alloc(td, p->host_call_bytes, "program");
+    if (!*calls) return false;
+    td_arg *arg = (td_arg *)(*calls + plan->host_tasks);
+    for (uint32_t t = 0; t < plan->task_count; t++) {
+        const td_kernel *k = &plan->tasks[t].kernel;
+        if (!plan->tasks[t].on_host) continue;
+        td_host_call *call = &(*calls)[count++];
+        *call = (td_host_call){ plan->tasks[t].run, *k };
+        memcpy(arg, k->in, (size_t)(k->inputs + k->outputs) * sizeof *arg); /* outputs follow inputs */
+        call->kernel.in = arg;
+        call->kernel.out = arg + k->inputs;
+        arg += k->inputs + k->outputs;
+    }
+    return true;
+}
+
+static void CUDART_CB run_host_call(void *user)
+{
+    const td_host_call *call = user;
+    call->run(&call->kernel);
 }
 
 static void erase(void *user, void *memory, size_t bytes)
@@ -57,18 +92,22 @@ void td_copy_cuda(const td_kernel *k)
 {
     if (k->out[0].data == k->in[0].data || !td_arg_bytes(&k->in[0])) return;
     td_cuda_ok(k->run->td,
-               cudaMemcpyAsync(k->out[0].data, k->in[0].data, (size_t)td_arg_bytes(&k->in[0]), cudaMemcpyDeviceToDevice, td_stream(k)),
+               cudaMemcpyAsync(k->out[0].data, k->in[0].data, (size_t)td_arg_bytes(&k->in[0]), cudaMemcpyDefault, td_stream(k)),
                "copying a value");
 }
 
-/* Runs task number t on its queue. `events`: before and behind it, where it is timed; the latter may be NULL. */
-static bool call(td_context *td, td_planned *plan, const td_cuda_plan *p, uint32_t t, const cudaEvent_t *events, unsigned how)
+/* ---- Calls */
+
+/* Runs task number t on its queue, or hands over *host and takes the next. `events`: before and behind it, where it is timed; the latter may
+ * be NULL. */
+static bool call(td_context *td, td_planned *plan, const td_cuda_plan *p, uint32_t t, td_host_call **host, const cudaEvent_t *events, unsigned how)
 {
     const td_task *task = &plan->tasks[t];
     cudaStream_t queue = td_queue_of(td, plan, task);
     if (!td_queues_wait(td, plan, p, task) || (events && !td_event_record(td, events[0], queue, how))) return false;
     td->run.queue = queue;
-    task->run(&task->kernel);
+    if (task->on_host) td_cuda_ok(td, cudaLaunchHostFunc(queue, run_host_call, (*host)++), "handing a call to the host");
+    else task->run(&task->kernel);
     td->run.queue = td->cuda->stream;
     if (td->error != TD_OK || (events && events[1] && !td_event_record(td, events[1], queue, how))) return false;
     return td_queues_done(td, plan, p, t);
@@ -76,14 +115,16 @@ static bool call(td_context *td, td_planned *plan, const td_cuda_plan *p, uint32
 
 /* Hands over the calls; `events`, where there are any, are recorded around each. What was asked for is looked at between them: NaN,
  * erased memory. */
-static bool call_all(td_context *td, td_planned *plan, const td_cuda_plan *p, const cudaEvent_t *events, unsigned how)
+static bool call_all(td_context *td, td_planned *plan, td_cuda_plan *p, const cudaEvent_t *events, unsigned how)
 {
     cudaStream_t stream = td->cuda->stream;
     bind_inputs(td, plan);
+    if (!ensure_host_calls(td, plan, p)) return false;
+    td_host_call *host = p->host_calls[current_set(td)];
     if (td->options.poison) td_plan_dying(td, plan, -1, erase, td);
     if (!td_queues_fork(td, plan, p)) return false;
     for (uint32_t t = 0; t < plan->task_count; t++) {
-        if (!call(td, plan, p, t, events ? events + 2 * t : NULL, how)) return false;
+        if (!call(td, plan, p, t, &host, events ? events + 2 * t : NULL, how)) return false;
         if (td->options.eager) td_plan_check_nan(td, plan, &plan->tasks[t]);
         if (td->error != TD_OK) return false;
         if (td->options.poison) td_plan_dying(td, plan, (int32_t)t, erase, td);
@@ -94,7 +135,7 @@ static bool call_all(td_context *td, td_planned *plan, const td_cuda_plan *p, co
     return td_exchange_land(td, &td->cuda->exchange, stream, plan);
 }
 
-static bool capture(td_context *td, td_planned *plan, const td_cuda_plan *p, const cudaEvent_t *events, cudaGraphExec_t *to)
+static bool capture(td_context *td, td_planned *plan, td_cuda_plan *p, const cudaEvent_t *events, cudaGraphExec_t *to)
 {
     cudaStream_t stream = td->cuda->stream;
     cudaGraph_t graph = NULL;
@@ -197,7 +238,7 @@ void td_graph_drop(td_context *td, td_planned *plan)
     td_cuda_plan *p = plan->on_device;
     if (!p) return;
     cudaStreamSynchronize(td->cuda->stream); /* it may still run */
-    drop_graphs(p);
+    drop_graphs(td, p);
     td_events_free(td, &p->ended, &p->ended_count);
     td_events_free(td, &p->events, &p->event_count);
     td_free(td, p, sizeof *p, "program");

@@ -15,6 +15,12 @@ struct td_cuda {
     struct td_pools *pools;
 };
 
+/* A call that the host makes, with what it is bound to in one set of inputs: it is made long after others were bound. */
+typedef struct td_host_call {
+    void (*run)(const td_kernel *k);
+    td_kernel kernel;
+} td_host_call;
+
 /* What a GPU keeps with a plan. */
 typedef struct td_cuda_plan {
     uint64_t inputs_epoch, arena_epoch;       /* that its graphs were made for */
@@ -22,8 +28,10 @@ typedef struct td_cuda_plan {
     cudaGraphExec_t graph[TD_INPUT_SETS];
     cudaGraphExec_t timed[TD_INPUT_SETS];     /* the same, with events between the calls */
     cudaEvent_t *ended;                       /* behind each call that another queue waits for, NULL for others; last, the run's beginning */
-    cudaEvent_t *events;                      /* before and behind each call (events_of), and behind the last; NULL: never profiled */
+    cudaEvent_t *events;                      /* two for each call, before and behind it, and behind the last; NULL: never profiled */
     uint32_t ended_count, event_count;
+    td_host_call *host_calls[TD_INPUT_SETS];  /* of tasks on the host, in their order; behind them their operands */
+    size_t host_call_bytes;
 } td_cuda_plan;
 
 bool td_cuda_current(td_context *td);                     /* makes the context's GPU the thread's */

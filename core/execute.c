@@ -129,7 +129,7 @@ void td_plan_check_nan(td_context *td, const td_planned *plan, const td_task *ta
         const td_arg *arg = &task->kernel.out[k];
         int64_t count = td_shape_elements(arg->shape), bytes = count * td_dtype_size(arg->dtype);
         void *copy = td->device->is_gpu ? td_alloc(td, (size_t)bytes, "host") : NULL;
-        if (td->device->is_gpu && (!copy || !td->device->read(td, copy, arg->data, bytes))) return;
+        if (td->device->is_gpu && (!copy || !td_device_of(td, (td_memory)arg->place.memory)->read(td, copy, arg->data, bytes))) return;
         const td_node *n = &plan->program->nodes[task->node];
         if (has_nan(copy ? copy : arg->data, arg->dtype, count))
             td_fail(td, TD_ERROR_NUMBER, "%s%s: gave NaN %s", task->kernel.op->name, n->phase & TD_BACKWARD_PHASE ? " (in the backward)" : "",

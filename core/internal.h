@@ -122,7 +122,7 @@ typedef enum td_purpose { TD_FOR_STEP, TD_FOR_VALUE } td_purpose;
 struct td_context {
     td_options options;
     td_allocator allocator;
-    const td_device *device;
+    const td_device *device, *host;           /* what has each memory */
     td_gpu gpu;                               /* its device; where options.gpu is given it points here */
     struct td_cuda *cuda;                     /* NULL on the CPU, and where there is only a description */
     td_device_counts device_counts;
@@ -296,13 +296,14 @@ void td_only_readers(const td_program *p, const char *live, uint32_t *reader);
 
 /* ---- Plan (plan.c) and run (execute.c) */
 
-enum { TD_QUEUE_COMPUTE, TD_QUEUE_COLLECTIVES, TD_QUEUE_COPIES, TD_QUEUES };
+enum { TD_QUEUE_COMPUTE, TD_QUEUE_COLLECTIVES, TD_QUEUE_TO_HOST, TD_QUEUE_TO_DEVICE, TD_QUEUE_HOST, TD_QUEUES };
 
 typedef struct td_task {
     void (*run)(const td_kernel *k);
     void (*release)(void *prepared);          /* NULL: nothing to free */
     td_kernel kernel;
     uint32_t node;                            /* of the plan's program */
+    bool on_host;                             /* of a GPU: the CPU's kernel, on its host */
     uint8_t queue;
     int32_t waits[TD_QUEUES];                 /* the call of each other queue that it waits for, or -1 */
     td_cost cost;
@@ -324,6 +325,7 @@ typedef struct td_binding {
     void **pointer;
     uint32_t block;
     int64_t offset;
+    bool on_host;                             /* of a task there: a slot is read where the host wrote it */
 } td_binding;
 
 typedef struct td_plan_output {
@@ -360,6 +362,7 @@ struct td_planned {
     td_left *left;                            /* what units are after a run */
     uint32_t left_count, left_room;
     bool beside;                              /* queues run beside one another; else all calls in turn */
+    uint32_t host_tasks;                      /* that are on_host */
     int64_t arena_bytes, live_bytes;
     int64_t host_arena_bytes;                 /* of values in host memory */
     int64_t slot_bytes;                       /* of a GPU's copies of inputs and scalars */
@@ -390,7 +393,7 @@ void td_plan_dying(td_context *td, const td_planned *plan, int32_t task, void (*
 /* eager: an error that names the task if one of its outputs has a NaN. */
 void td_plan_check_nan(td_context *td, const td_planned *plan, const td_task *task);
 /* What has a memory: the context's device, or its host, which is a CPU. */
-static inline const td_device *td_device_of(const td_context *td, td_memory memory) { return memory == TD_HOST ? &td_cpu : td->device; }
+static inline const td_device *td_device_of(const td_context *td, td_memory memory) { return memory == TD_HOST ? td->host : td->device; }
 /* The kernel of op on the context's device; run NULL: it has none. */
 td_device_kernel td_kernel_on(const td_context *td, const td_op *op);
 

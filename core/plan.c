@@ -49,6 +49,17 @@ static int64_t local_bytes(const planner *pl, td_id v)
 
 static td_memory memory_of(const planner *pl, td_id v) { return (td_memory)pl->p->values[v].place.memory; }
 
+/* Whether a GPU's host computes what op gives in `memory`: state that is offloaded is updated there. */
+static bool is_on_host(const planner *pl, const td_op *op, td_memory memory)
+{
+    return pl->td->device->is_gpu && memory == TD_HOST && !(op->flags & TD_OP_COPY);
+}
+
+static td_device_kernel kernel_of(const planner *pl, const td_op *op, bool on_host)
+{
+    return on_host ? (td_device_kernel){ op->cpu, op->prepare, op->release } : td_kernel_on(pl->td, op);
+}
+
 static uint32_t add_block(planner *pl, td_block block)
 {
     td_planned *plan = pl->plan;
@@ -111,7 +122,8 @@ static bool give_block(planner *pl, uint32_t index)
         return true;
     }
     if (n->op->flags & TD_OP_EFFECT) return true;
-    if (!td_kernel_on(pl->td, n->op).run) {
+    bool on_host = n->outputs && is_on_host(pl, n->op, memory_of(pl, n->output));
+    if (!kernel_of(pl, n->op, on_host).run) {
         td_fail(pl->td, TD_ERROR_UNSUPPORTED, "%s: cannot be run on %s %s", n->op->name, pl->td->device->is_gpu ? "a GPU" : "the CPU",
                 td_location(pl->td, n->module, n->file, n->line));
         return false;
@@ -294,11 +306,11 @@ static void elementwise_in_place(planner *pl, uint32_t index)
 
 /* ---- Tasks */
 
-static bool bind(planner *pl, void **pointer, storage s)
+static bool bind(planner *pl, void **pointer, storage s, bool on_host)
 {
     td_planned *plan = pl->plan;
     if (!td_grow(pl->td, (void **)&plan->bindings, &plan->binding_room, plan->binding_count + 1, sizeof *plan->bindings, "program")) return false;
-    plan->bindings[plan->binding_count++] = (td_binding){ pointer, s.block, s.offset };
+    plan->bindings[plan->binding_count++] = (td_binding){ pointer, s.block, s.offset, on_host };
     return true;
 }
 
@@ -342,16 +354,18 @@ static bool add_task(planner *pl, const td_op *op, uint32_t index, const td_id *
     const td_node *n = &pl->p->nodes[index];
     td_task *task = &plan->tasks[plan->task_count];
     td_arg *args = plan->args + plan->arg_count;
+    bool on_host = outputs && is_on_host(pl, op, memory_of(pl, out[0]));
     plan->arg_count += inputs + outputs;
+    plan->host_tasks += on_host;
     for (uint32_t i = 0; i < inputs + outputs; i++) {
         td_id v = i < inputs ? in[i] : out[i - inputs];
         args[i] = arg_of(pl, v);
         storage s = i < inputs ? from : to;
-        if (!bind(pl, &args[i].data, s.block != TD_NONE ? s : storage_of(pl, v))) return false;
+        if (!bind(pl, &args[i].data, s.block != TD_NONE ? s : storage_of(pl, v), on_host)) return false;
     }
     bool own = op == n->op;
-    td_device_kernel kernel = td_kernel_on(td, op);
-    *task = (td_task){ .run = kernel.run, .release = kernel.release, .node = index,
+    td_device_kernel kernel = kernel_of(pl, op, on_host);
+    *task = (td_task){ .run = kernel.run, .release = kernel.release, .node = index, .on_host = on_host,
                        .kernel = { .op = op, .attr = own ? td_node_attr(pl->p, n) : NULL, .attr_bytes = own ? n->attr_bytes : 0,
                                    .inputs = (int)inputs, .outputs = (int)outputs, .in = args, .out = args + inputs, .run = &td->run,
                                    .phase = n->phase, .in_place = own && is_in_place(pl, n) } };
@@ -368,7 +382,7 @@ static bool add_task(planner *pl, const td_op *op, uint32_t index, const td_id *
     if (prepared.workspace_bytes) {
         uint32_t block = add_block(pl, (td_block){ .kind = TD_BLOCK_ARENA, .bytes = rounded(pl, prepared.workspace_bytes), .first = at, .last = at,
                                                    .memory = outputs ? memory_of(pl, out[0]) : TD_DEVICE });
-        if (block == TD_NONE || !bind(pl, &task->kernel.workspace, (storage){ block, 0 })) return false;
+        if (block == TD_NONE || !bind(pl, &task->kernel.workspace, (storage){ block, 0 }, on_host)) return false;
     }
     td_cost cost = op->cost ? op->cost(&task->kernel) : (td_cost){ 0 };
     for (uint32_t i = 0; !op->cost && i < inputs + outputs; i++)

@@ -1,11 +1,12 @@
 /* queues: which queue of a GPU each call of a plan goes to, and which calls of other queues it waits for.
  *
- * Computation is one queue, collectives another, copies between device and host a third; each runs its calls in order, beside the others.
+ * Computation is one queue, collectives another, copies to the host and from it one each, and what the host computes, of offloaded state;
+ * each runs its calls in order, beside the others.
  *
- *   - A collective or a copy begins when the computation before it in the plan has ended. So the order of the plan says how early a
+ *   - What is no computation of the device begins when the computation before it in the plan has ended. So the order of the plan says how early a
  *     gather comes, and memory given to it was read last by calls that have ended.
  *   - A call waits for those of another queue before it that write what it reads or writes, or read what it writes.
- *   - What a collective or copy touches stays alive until computation has waited for it. Where that would keep memory which is dead by
+ *   - What other queues' calls touch stays alive until computation has waited for it. Where that would keep memory which is dead by
  *     the plan's order, computation waits when IN_FLIGHT more such calls have begun: a stage that scatters the gradients of a hundred
  *     units keeps two of them.
  *
@@ -39,9 +40,12 @@ typedef struct queues {
     int32_t due[TD_QUEUES];                   /* what computation's next call waits for, for the sake of memory; or -1 */
 } queues;
 
-static int queue_of(const td_op *op)
+static int queue_of(const td_task *task)
 {
-    return op->flags & TD_OP_COLLECTIVE ? TD_QUEUE_COLLECTIVES : op->flags & TD_OP_COPY ? TD_QUEUE_COPIES : TD_QUEUE_COMPUTE;
+    const td_op *op = task->kernel.op;
+    if (op->flags & TD_OP_COLLECTIVE) return TD_QUEUE_COLLECTIVES;
+    if (op->flags & TD_OP_COPY) return op == &td_op_to_host ? TD_QUEUE_TO_HOST : TD_QUEUE_TO_DEVICE;
+    return task->on_host ? TD_QUEUE_HOST : TD_QUEUE_COMPUTE;
 }
 
 /* Operands and workspaces were bound task after task. */
@@ -138,7 +142,7 @@ static void begin_large(queues *q, uint32_t t, int queue)
 static void give_queue(queues *q, uint32_t t)
 {
     td_task *task = &q->plan->tasks[t];
-    int queue = queue_of(task->kernel.op);
+    int queue = queue_of(task);
     int32_t *known = q->known[queue];
     task->queue = (uint8_t)queue;
     memset(task->waits, 0xFF, sizeof task->waits);

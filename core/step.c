@@ -169,7 +169,8 @@ static void report(td_context *td, const td_planned *plan, double ms)
 /* "(collectives, after 11)": the queue, if it is not computation's, and the calls of other queues that the call waits for. */
 static void print_queue(td_text *b, const td_task *task)
 {
-    static const char *const names[TD_QUEUES] = { [TD_QUEUE_COLLECTIVES] = "collectives", [TD_QUEUE_COPIES] = "copies" };
+    static const char *const names[TD_QUEUES] = { [TD_QUEUE_COLLECTIVES] = "collectives", [TD_QUEUE_TO_HOST] = "to host",
+                                                  [TD_QUEUE_TO_DEVICE] = "to device", [TD_QUEUE_HOST] = "host" };
     bool waits = false;
     for (int i = 0; i < TD_QUEUES; i++) waits |= task->waits[i] >= 0;
     if (!names[task->queue] && !waits) return;
@@ -595,6 +596,6 @@ void td_step_close(td_context *td)
     while (td->plan_count) drop_plan(td, 0);
     td_free(td, td->plans, td->plan_room * sizeof *td->plans, "program");
     td->device->put(td, td->arena, td->arena_bytes, "step");
-    td_cpu.put(td, td->host_arena, td->host_arena_bytes, "pinned");
+    td_device_of(td, TD_HOST)->put(td, td->host_arena, td->host_arena_bytes, "pinned");
     td_onednn_close(td->onednn);
 }

@@ -14,6 +14,7 @@
 
 #include <tandem/nn.h>
 #include <tandem/optim.h>
+#include <tandem/parallel.h>
 
 static td_context *open_gpu(td_options options)
 {
@@ -243,6 +244,54 @@ START_TEST(test_a_loss_is_read_a_step_late)
 }
 END_TEST
 
+/* ---- State in the host's memory ----------------------------------------------------------------------------- */
+
+enum { OFFLOADED_STEPS = 24, SETTLED = 6 };
+
+/* Losses of a few steps with state offloaded so, from graphs after the first ones. Returns the report of the last step. */
+static td_report train_offloaded(int offload, double losses[OFFLOADED_STEPS])
+{
+    static model m;
+    par_world *world = par_world_threads(1, NULL);
+    td_context *td = open_gpu((td_options){ .deterministic = true });
+    ck_assert_msg(par_attach(td, world, 0, &(par_options){ .strategy = "single", .offload = offload }), "%s", td_error_text(td));
+    make_model(&m, td);
+    td_tensor loss[OFFLOADED_STEPS];
+    int64_t allocations = 0;
+    for (int s = 0; s < OFFLOADED_STEPS; s++) {
+        loss[s] = train(&m, ROWS, s);
+        if (s) losses[s - 1] = td_item(loss[s - 1]); /* two steps are on their way, with their rates each in its own memory */
+        if (s == SETTLED) allocations = td->device_counts.allocations;
+    }
+    losses[OFFLOADED_STEPS - 1] = td_item(loss[OFFLOADED_STEPS - 1]);
+    ck_assert_int_eq(td->device_counts.allocations, allocations);
+    ck_assert_int_ge(td->device_counts.replays, OFFLOADED_STEPS - SETTLED);
+    td_report report = td_last_report(td);
+    close_model(&m);
+    par_world_close(world);
+    return report;
+}
+
+START_TEST(test_offloaded_state_learns_as_state_on_the_gpu)
+{
+    if (!gpu_for(__func__)) return;
+    const int64_t state = (IN + 1) * HIDDEN + (HIDDEN + 1) * CLASSES;
+    const int offloads[] = { PAR_OFFLOAD_OPTIMIZER, PAR_OFFLOAD_PARAMETERS, PAR_OFFLOAD_OPTIMIZER | PAR_OFFLOAD_PARAMETERS };
+    double on_device[OFFLOADED_STEPS], losses[OFFLOADED_STEPS];
+    td_report all = train_offloaded(0, on_device);
+    ck_assert_int_eq(all.host_bytes, 0);
+    ck_assert(on_device[OFFLOADED_STEPS - 1] < on_device[0]);
+    for (int i = 0; i < 3; i++) {
+        td_report r = train_offloaded(offloads[i], losses);
+        int parts = (offloads[i] & PAR_OFFLOAD_OPTIMIZER ? 2 : 0) + (offloads[i] & PAR_OFFLOAD_PARAMETERS ? 1 : 0);
+        ck_assert_int_ge(r.host_bytes, parts * 4 * state);
+        for (int s = 0; s < OFFLOADED_STEPS; s++)
+            ck_assert_msg(fabs(losses[s] - on_device[s]) <= 1e-4 * on_device[s], "offload %d, step %d: %.9g, not %.9g", offloads[i], s, losses[s],
+                          on_device[s]);
+    }
+}
+END_TEST
+
 /* ---- The profile ------------------------------------------------------------------------------------------ */
 
 START_TEST(test_tasks_are_timed_within_their_run)
@@ -395,6 +444,7 @@ END_TEST
 TESTS("device", test_the_planned_peak_is_what_is_asked_of_the_gpu, test_what_grows_stays_where_it_is,
       test_a_step_that_cannot_fit_is_refused_before_memory_is_taken, test_memory_that_is_not_there_is_an_error_one_can_go_on_from,
       test_host_memory_that_runs_out_ends_in_a_sentence_and_leaks_nothing,
-      test_initial_values_are_the_hosts, test_a_loss_is_read_a_step_late, test_tasks_are_timed_within_their_run,
+      test_initial_values_are_the_hosts, test_a_loss_is_read_a_step_late,
+      test_offloaded_state_learns_as_state_on_the_gpu, test_tasks_are_timed_within_their_run,
       test_a_profile_owns_the_names_of_kernels_that_were_chosen, test_the_floor_is_the_gpus,
       test_algorithms_are_kept_and_damaged_ones_chosen_again, test_a_deterministic_context_gives_the_same_bits_without_a_cache)

@@ -49,8 +49,9 @@ static void record(td_context *td, opt_optimizer **opt, int micro)
 
 static void find_ended(planned *p)
 {
-    int32_t last[TD_QUEUES] = { -1, -1, -1 };
+    int32_t last[TD_QUEUES];
     p->ended = check_alloc(p->plan->task_count * sizeof *p->ended);
+    memset(last, 0xFF, sizeof last);
     for (int32_t t = 0; t < (int32_t)p->plan->task_count; t++) {
         const td_task *task = &p->plan->tasks[t];
         for (int q = 0; q < TD_QUEUES; q++) p->ended[t][q] = last[task->queue] < 0 ? -1 : p->ended[last[task->queue]][q];
@@ -189,6 +190,8 @@ static int stalls(const planned *p)
 
 /* ---- Tests */
 
+enum { OFFLOAD_ALL = PAR_OFFLOAD_OPTIMIZER | PAR_OFFLOAD_PARAMETERS };
+
 static const struct {
     const char *name;
     par_options options;
@@ -211,6 +214,12 @@ static const struct {
     { "fsdp, kept in pairs", { .strategy = "fsdp", .keep_group = 2 }, TD_BF16, 1 },
     { "hsdp", { .strategy = "hsdp:4x2" }, TD_F32, 1 },
     { "hsdp, bf16", { .strategy = "hsdp:2x4" }, TD_BF16, 2 },
+    { "ddp, moments offloaded", { .strategy = "ddp", .bucket_bytes = 2 << 20, .offload = PAR_OFFLOAD_OPTIMIZER }, TD_F32, 1 },
+    { "zero1, all offloaded", { .strategy = "zero1", .bucket_bytes = 2 << 20, .offload = OFFLOAD_ALL }, TD_BF16, 2 },
+    { "zero2, moments offloaded", { .strategy = "zero2", .bucket_bytes = 2 << 20, .offload = PAR_OFFLOAD_OPTIMIZER }, TD_BF16, 2 },
+    { "zero3, all offloaded", { .strategy = "zero3", .offload = OFFLOAD_ALL }, TD_BF16, 1 },
+    { "fsdp, parameters offloaded", { .strategy = "fsdp", .offload = PAR_OFFLOAD_PARAMETERS }, TD_F32, 2 },
+    { "fsdp, all offloaded", { .strategy = "fsdp", .offload = OFFLOAD_ALL }, TD_BF16, 1 },
     { "fsdp+tp", { .strategy = "fsdp+tp:2", .tensor_columns = "h.*.in", .tensor_rows = "h.*.out" }, TD_F32, 1 },
 };
 enum { CASES = sizeof cases / sizeof *cases };

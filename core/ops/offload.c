@@ -1,4 +1,5 @@
-/* Copies between the memory of the device and that of its host. On a CPU both are ordinary memory and a copy is made all the same.
+/* Copies between the memory of the device and that of its host, which is pinned. On a CPU both are ordinary memory and a copy is made all the
+ * same.
  *
  *     to_host, to_device   the value, in the other memory
  */
@@ -27,5 +28,6 @@ static td_cost copy_cost(const td_kernel *k)
     return (td_cost){ .bytes = 2 * bytes, .copied = bytes };
 }
 
-const td_op td_op_to_host = { .name = "to_host", .inputs = 1, .flags = TD_OP_COPY, .cpu = copy_cpu, .cost = copy_cost };
-const td_op td_op_to_device = { .name = "to_device", .inputs = 1, .flags = TD_OP_COPY, .cpu = copy_cpu, .cost = copy_cost };
+TD_CUDA_KERNEL(td_copy_cuda);
+const td_op td_op_to_host = { .name = "to_host", .inputs = 1, .flags = TD_OP_COPY, .cpu = copy_cpu, .cuda = TD_CUDA(td_copy_cuda), .cost = copy_cost };
+const td_op td_op_to_device = { .name = "to_device", .inputs = 1, .flags = TD_OP_COPY, .cpu = copy_cpu, .cuda = TD_CUDA(td_copy_cuda), .cost = copy_cost };
