@@ -61,7 +61,8 @@ typedef struct par_options {
                                    0: a thousandth of what trains, 1e5 at most */
     const char *units;          /* fsdp, hsdp: name patterns, comma-separated, each match of '*' or name prefix one unit, as "h.*,out";
                                    NULL: one unit for each numbered module (h.0), where there is none for each that has parameters.
-                                   What is in none is the root's, which stays gathered from the forward to the backward. */
+                                   What is in none is the root's, which stays gathered from the forward to the backward; with NULL its
+                                   parameters that are as large as the largest unit have one each. */
     const char *tensor_columns; /* +tp: name patterns as in `units`, of linear layers whose outputs are shared: weight (out, in) and bias */
     const char *tensor_rows;    /* +tp: of those whose inputs are shared: weight (out, in); NULL: none */
     bool keep_gathered;         /* fsdp, hsdp: units stay gathered from the forward to the backward */

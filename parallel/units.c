@@ -5,7 +5,8 @@
  *   size       in the order they are made, up to so many elements each; small ones apart from the others, whole on every rank
  *   patterns   a unit for each module that a pattern names ("h.*": h.0, h.1, ...); without patterns for each block, a module that
  *              is numbered, or, in a model that has none, for each module that has parameters. What is in none of these is
- *              the root's unit, which stays gathered between forward and backward
+ *              the root's, which stays gathered between forward and backward: one unit, and without patterns one for each of its
+ *              parameters that is as large as a block's unit (an embedding, whose last reader may come long before the head's)
  *
  * Frozen parameters, where parameters are sharded or cut, have units of their own by the same rules: they have no gradients or moments.
  *
@@ -146,6 +147,22 @@ static bool check_patterns(td_context *td, const char *name, const char *what, c
     return true;
 }
 
+static bool is_roots(bool blocks, td_state s) { return !unit_path(NULL, blocks, td_state_name(s)); }
+
+/* Gives the root's large parameters units of their own. */
+static void part_root(bool blocks, const td_state *states, int count, int units, td_unit_choice *out)
+{
+    int64_t largest = 0;
+    for (int u = 0; u < units; u++) {
+        int64_t elements = 0;
+        for (int i = 0; i < count; i++)
+            if (out[i].unit == u && !is_roots(blocks, states[i])) elements += td_shape_elements(td_state_shape(states[i]));
+        if (elements > largest) largest = elements;
+    }
+    for (int i = 0; i < count && largest; i++)
+        if (is_roots(blocks, states[i]) && td_shape_elements(td_state_shape(states[i])) >= largest) out[i].unit = units++;
+}
+
 static bool choose_by_name(const par_attached *a, td_context *td, const td_state *states, int count, td_unit_choice *out)
 {
     int units = 0;
@@ -160,6 +177,7 @@ static bool choose_by_name(const par_attached *a, td_context *td, const td_state
         }
         if (out[i].unit < 0) out[i].unit = units++;
     }
+    if (!a->options.units) part_root(blocks, states, count, units, out);
     return check_patterns(td, a->name, "unit", a->options.units);
 }
 

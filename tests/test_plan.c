@@ -264,6 +264,39 @@ START_TEST(test_fsdp_gathers_twice_scatters_once_and_holds_its_share)
 }
 END_TEST
 
+/* An embedding and a head of 1000 x 16 with two blocks of 16 x 16 and 16 between them, in bf16. */
+START_TEST(test_a_large_parameter_of_the_root_has_a_unit_of_its_own)
+{
+    enum { LARGE = 1000 * 16, BLOCK = 320, REST = 1024, N = 4 }; /* weight and bias; the rest: the head's bias; multiples of 16 N */
+    for (int patterns = 0; patterns < 2; patterns++) {
+        td_context *td = open_cpu(TD_BF16);
+        par_world *world = par_world_none(N, 0);
+        ck_assert(par_attach(td, world, 0, &(par_options){ .strategy = "fsdp", .units = patterns ? "h.*" : NULL }));
+        td_module root = td_root(td);
+        nn_embedding tokens = nn_embedding_make(root, "tokens", 1000, 16);
+        nn_linear block[2] = { nn_linear_make(td_child(root, "h"), "0", 16, 16), nn_linear_make(td_child(root, "h"), "1", 16, 16) };
+        nn_linear head = nn_linear_make(root, "head", 16, 1000);
+        opt_optimizer *opt = opt_adamw(root, NULL);
+        td_tensor h = nn_embedding_apply(&tokens, td_batch(td, "x", TD_I32, TD_SHAPE(8 * N), labels));
+        for (int b = 0; b < 2; b++) h = td_relu(nn_linear_apply(&block[b], h));
+        td_backward(td_cross_entropy(nn_linear_apply(&head, h), td_batch(td, "y", TD_I32, TD_SHAPE(8 * N), labels)));
+        opt_step(opt, 0.1);
+        ck_assert_msg(td_plan(td), "%s", td_error_text(td));
+        int64_t units = 0, count, gathered = 0;
+        for (uint32_t u = 0; u < td_unit_count(td); u++) units += td_unit_at(td, u)->kind == TD_PARAMETER;
+        ck_assert_int_eq(units, patterns ? 3 : 5);
+        par_call *calls = par_calls(td, &count);
+        for (int64_t i = 0; i < count; i++) gathered += calls[i].kind == PAR_GATHERS ? calls[i].task.sent : 0;
+        /* Blocks twice, in bf16. Apart, the embedding goes in f32, as a look-up reads it, the head in bf16; together all in f32. */
+        int64_t blocks = 2 * 2 * 2 * BLOCK, apart = 4 * LARGE + 2 * (LARGE + REST), together = 4 * (2 * LARGE + REST);
+        ck_assert_int_eq(gathered, (blocks + (patterns ? together : apart)) / N * (N - 1));
+        opt_close(opt);
+        td_close(td);
+        par_world_close(world);
+    }
+}
+END_TEST
+
 START_TEST(test_zero_scatters_gradients_and_gathers_parameters)
 {
     static const char *const names[] = { "zero1", "zero2" };
@@ -588,7 +621,8 @@ TESTS("plan", test_a_ring_inside_a_host_takes_its_hops_and_its_bytes, test_a_rin
       test_a_task_takes_the_larger_of_computing_and_moving, test_a_collective_hides_behind_what_does_not_wait_for_it,
       test_collectives_follow_one_another_and_may_end_last,
       test_copies_have_a_queue_and_the_host_computes_at_its_own_rate, test_offloaded_state_is_planned_on_the_host, test_ddp_sends_twice_its_parameters_and_holds_all_state,
-      test_fsdp_gathers_twice_scatters_once_and_holds_its_share, test_zero_scatters_gradients_and_gathers_parameters,
+      test_fsdp_gathers_twice_scatters_once_and_holds_its_share, test_a_large_parameter_of_the_root_has_a_unit_of_its_own,
+      test_zero_scatters_gradients_and_gathers_parameters,
       test_zero_in_bf16_gathers_and_holds_half,
       test_hsdp_is_fsdp_in_a_group_and_reduces_shards_across, test_every_strategy_accounts_for_all_its_memory_and_bytes,
       test_an_accumulator_is_planned_as_if_the_step_before_had_run, test_the_largest_values_at_the_peak_are_told_by_family,
