@@ -14,8 +14,6 @@ int64_t td_planned_count(const td_context *td) { return td->planned ? td->planne
 
 /* ---- Calls */
 
-static int32_t later(int32_t a, int32_t b) { return a > b ? a : b; }
-
 bool td_planned_calls(td_context *td, td_planned_call *to)
 {
     const td_planned *plan = td->planned;
@@ -26,8 +24,9 @@ bool td_planned_calls(td_context *td, td_planned_call *to)
     td_profile_find_updates(plan->program, is_update);
     for (uint32_t t = 0; t < plan->task_count; t++) {
         const td_task *task = &plan->tasks[t];
-        to[t] = (td_planned_call){ .op = task->kernel.op, .attr = task->kernel.attr, .waits_for = task->waits[TD_QUEUE_COLLECTIVES],
-                                   .waits_for_copy = later(task->waits[TD_QUEUE_TO_HOST], task->waits[TD_QUEUE_TO_DEVICE]), .task = td_profile_describe(td, plan, t, is_update) };
+        to[t] = (td_planned_call){ .op = task->kernel.op, .attr = task->kernel.attr, .task = td_profile_describe(td, plan, t, is_update),
+                                   .queue = (td_queue)task->queue };
+        for (int q = 0; q < TD_QUEUES; q++) to[t].waits[q] = task->waits[q];
     }
     td_free(td, is_update, bytes, "program");
     return true;

@@ -296,8 +296,6 @@ void td_only_readers(const td_program *p, const char *live, uint32_t *reader);
 
 /* ---- Plan (plan.c) and run (execute.c) */
 
-enum { TD_QUEUE_COMPUTE, TD_QUEUE_COLLECTIVES, TD_QUEUE_TO_HOST, TD_QUEUE_TO_DEVICE, TD_QUEUE_HOST, TD_QUEUES };
-
 typedef struct td_task {
     void (*run)(const td_kernel *k);
     void (*release)(void *prepared);          /* NULL: nothing to free */

@@ -45,7 +45,7 @@ static int queue_of(const td_task *task)
     const td_op *op = task->kernel.op;
     if (op->flags & TD_OP_COLLECTIVE) return TD_QUEUE_COLLECTIVES;
     if (op->flags & TD_OP_COPY) return op == &td_op_to_host ? TD_QUEUE_TO_HOST : TD_QUEUE_TO_DEVICE;
-    return task->on_host ? TD_QUEUE_HOST : TD_QUEUE_COMPUTE;
+    return task->kernel.outputs && task->kernel.out[0].place.memory == TD_HOST ? TD_QUEUE_HOST : TD_QUEUE_COMPUTE;
 }
 
 /* Operands and workspaces were bound task after task. */

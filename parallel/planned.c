@@ -25,8 +25,8 @@ static par_kind kind_of(const td_op *op)
 
 static par_call call_of(const td_mesh *mesh, const td_planned_call *planned)
 {
-    par_call call = { .task = planned->task, .waits_for = planned->waits_for, .waits_for_copy = planned->waits_for_copy,
-                      .kind = kind_of(planned->op), .ranks = 1, .stride = 1 };
+    par_call call = { .task = planned->task, .queue = planned->queue, .kind = kind_of(planned->op), .ranks = 1, .stride = 1 };
+    memcpy(call.waits, planned->waits, sizeof call.waits);
     if (call.kind == PAR_COMPUTES || call.kind == PAR_COPIES) return call;
     const par_collective_attr *attr = planned->attr;
     for (int a = attr->axis; a <= attr->last; a++) call.ranks *= mesh->size[a];

@@ -42,10 +42,10 @@ static double copy_s(const run_machine *m, const par_call *call) { return m->hos
 
 static double later(double a, double b) { return a > b ? a : b; }
 
-/* When what the call reads is there, as far as collectives and copies make it. */
-static double read_at(const par_call *call, const double *ended)
+static double seconds_of(const run_machine *m, const td_machine *reached, const par_call *call)
 {
-    return later(call->waits_for < 0 ? 0 : ended[call->waits_for], call->waits_for_copy < 0 ? 0 : ended[call->waits_for_copy]);
+    if (call->kind == PAR_COMPUTES) return call_s(m, reached, call);
+    return call->kind == PAR_COPIES ? copy_s(m, call) : run_collective_s(m, call);
 }
 
 /* `ended` is room for the end of each call. */
@@ -53,18 +53,17 @@ static run_estimate step_of(const run_machine *m, const par_call *calls, int64_t
 {
     td_machine reached = m->peak;
     run_estimate e = { 0 };
-    double compute = 0, comm = 0, copies = 0; /* when each queue is free */
+    double free[TD_QUEUES] = { 0 }; /* when each queue is */
     for (int d = 0; d < TD_DTYPES; d++) reached.flops[d] *= m->efficiency;
     for (int64_t i = 0; i < count; i++) {
         const par_call *call = &calls[i];
-        bool computes = call->kind == PAR_COMPUTES, copy = call->kind == PAR_COPIES;
-        double *queue = computes || !m->overlaps ? &compute : copy ? &copies : &comm;
-        double s = computes ? call_s(m, &reached, call) : copy ? copy_s(m, call) : run_collective_s(m, call);
-        *queue = later(*queue, later(computes ? 0 : compute, read_at(call, ended))) + s;
-        ended[i] = *queue;
-        *(computes ? &e.compute_s : copy ? &e.copy_s : &e.comm_s) += s;
+        double *queue = &free[m->overlaps ? call->queue : TD_QUEUE_COMPUTE], s = seconds_of(m, &reached, call);
+        for (int q = 0; q < TD_QUEUES; q++)
+            if (call->waits[q] >= 0) *queue = later(*queue, ended[call->waits[q]]);
+        ended[i] = *queue += s;
+        e.step_s = later(e.step_s, ended[i]);
+        *(call->queue == TD_QUEUE_COMPUTE ? &e.compute_s : call->queue == TD_QUEUE_HOST ? &e.host_s : call->kind == PAR_COPIES ? &e.copy_s : &e.comm_s) += s;
     }
-    e.step_s = later(compute, later(comm, copies));
     e.exposed_s = e.step_s - e.compute_s;
     return e;
 }
@@ -79,6 +78,7 @@ bool run_estimate_add(td_context *td, const run_machine *m, const par_call *call
     to->compute_s += n * e.compute_s;
     to->comm_s += n * e.comm_s;
     to->copy_s += n * e.copy_s;
+    to->host_s += n * e.host_s;
     to->exposed_s += n * e.exposed_s;
     td_free(td, ended, bytes, "host");
     return true;
@@ -88,5 +88,5 @@ void run_estimate_assumptions(const run_machine *m, char *to, size_t room)
 {
     snprintf(to, room, "each call takes the larger of FLOPs / (%.0f %% of peak) and bytes / bandwidth, %.3g us at least; collectives are rings "
              "over the slowest link crossed, %s; what the host computes takes its memory's bandwidth, and data cost nothing", 100 * m->efficiency, 1e6 * m->call_s,
-             m->overlaps ? "and copies to and from the host, each beside computation in a queue of its own" : "in turn with computation");
+             m->overlaps ? "beside computation, as are copies to the host, from it, and what is computed there" : "in turn with computation");
 }

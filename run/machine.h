@@ -42,15 +42,13 @@ double run_floor_s(const td_machine *m, const td_profile_task *task);
 
 /* ---- Time: of the calls of one step, in order.
  *
- * Calls that compute follow one another in a queue, also those that the host computes; collectives in another, copies between device and
- * host in a third. A collective or copy begins when the calls before it have computed, the last of its kind has ended, and there is what it
- * reads; a call that reads what one makes waits for it. Where collectives do not overlap there is one queue. Nothing else costs time: not
- * the host otherwise, not the loading of data. */
+ * Calls of a queue (td_queue) follow one another; each begins when the one before it has ended and those of other queues that it waits
+ * for. Where collectives do not overlap there is one queue. Nothing else costs time: not the host otherwise, not the loading of data. */
 typedef struct run_estimate {
     double step_s;
     double compute_s, comm_s;     /* the calls of either kind one after the other */
-    double copy_s;                /* copies between device and host, one after the other */
-    double exposed_s;             /* of comm_s and copy_s, where nothing is computed */
+    double copy_s, host_s;        /* the same of copies between device and host, and of what the host computes */
+    double exposed_s;             /* of the last three, where the device computes nothing */
 } run_estimate;
 
 /* Ranks of the call's group that are on one host, and how many hosts it spans. */

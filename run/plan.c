@@ -137,8 +137,9 @@ static void say_estimate(run_loop *run, const run_machine *m, const run_planned 
     char text[400];
     const run_estimate *e = &p->estimate;
     if (!*m->name) return;
-    char copies[64] = "";
-    if (e->copy_s > 0) snprintf(copies, sizeof copies, ", %.3f in copies to and from the host", 1e3 * e->copy_s);
+    char copies[112] = "";
+    if (e->copy_s > 0)
+        snprintf(copies, sizeof copies, ", %.3f in copies to and from the host, %.3f computing there", 1e3 * e->copy_s, 1e3 * e->host_s);
     run_say(run, "  takes     about %.3f ms a step, %.0f items/s: %.3f computing, %.3f in collectives%s, of which %.3f exposed",
             1e3 * e->step_s, (double)p->batch / e->step_s, 1e3 * e->compute_s, 1e3 * e->comm_s, copies, 1e3 * e->exposed_s);
     run_say(run, "  on        %s (%s), %d rank%s a host; %.1f GiB a rank: %s", m->name, m->source, m->host_ranks,
@@ -262,6 +263,7 @@ static void put_estimate(const run_machine *m, const run_planned *p, td_json_wri
     td_json_put_number(w, "compute_ms", 1e3 * e->compute_s);
     td_json_put_number(w, "comm_ms", 1e3 * e->comm_s);
     td_json_put_number(w, "host_copy_ms", 1e3 * e->copy_s);
+    td_json_put_number(w, "host_compute_ms", 1e3 * e->host_s);
     td_json_put_number(w, "exposed_comm_ms", 1e3 * e->exposed_s);
     td_json_put_string(w, "assumes", text);
     td_json_close_object(w);

@@ -208,8 +208,8 @@ START_TEST(test_updates_are_computed_on_the_host)
         ck_assert_msg(c->task.on_host == update || !strcmp(c->task.op, "fill"), "%s", c->task.op); /* a scalar is made where it is read */
         updates += update;
         computed = computed || !strcmp(c->task.kind, "matmul");
-        if (c->kind == PAR_GATHERS) fetched += c->waits_for_copy >= 0, ahead += !computed;
-        if (c->kind == PAR_SCATTERS) handed += calls[i + 1].kind == PAR_COPIES && calls[i + 1].waits_for == i;
+        if (c->kind == PAR_GATHERS) fetched += c->waits[TD_QUEUE_TO_DEVICE] >= 0, ahead += !computed;
+        if (c->kind == PAR_SCATTERS) handed += calls[i + 1].kind == PAR_COPIES && calls[i + 1].waits[TD_QUEUE_COLLECTIVES] == i;
     }
     ck_assert_int_eq(updates, BLOCKS + 1);
     ck_assert_int_eq(fetched, 2 * BLOCKS + 1);

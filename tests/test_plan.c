@@ -26,15 +26,28 @@ static run_machine small_machine(void)
 
 static par_call collective(par_kind kind, int ranks, int stride, int64_t sent)
 {
-    return (par_call){ .kind = kind, .ranks = ranks, .stride = stride, .waits_for = -1, .waits_for_copy = -1,
+    return (par_call){ .kind = kind, .ranks = ranks, .stride = stride, .queue = TD_QUEUE_COLLECTIVES, .waits = { -1, -1, -1, -1, -1 },
                        .task = { .kind = "collective", .sent = sent } };
 }
 
 /* That takes so many ms on the small machine. */
-static par_call computation(int64_t ms, int64_t waits_for)
+static par_call computation(int64_t ms)
 {
-    return (par_call){ .kind = PAR_COMPUTES, .ranks = 1, .stride = 1, .waits_for = waits_for, .waits_for_copy = -1,
+    return (par_call){ .kind = PAR_COMPUTES, .ranks = 1, .stride = 1, .waits = { -1, -1, -1, -1, -1 },
                        .task = { .kind = "matmul", .dtype = TD_F32, .flops = 500000 * ms } };
+}
+
+/* 5 ms of bytes. */
+static par_call copying(td_queue queue)
+{
+    return (par_call){ .kind = PAR_COPIES, .ranks = 1, .stride = 1, .queue = queue, .waits = { -1, -1, -1, -1, -1 },
+                       .task = { .kind = "copy", .copied = 5000 } };
+}
+
+static par_call after(par_call call, td_queue queue, int64_t other)
+{
+    call.waits[queue] = other;
+    return call;
 }
 
 static double seconds_of(const run_machine *m, par_call call) { return run_collective_s(m, &call); }
@@ -94,7 +107,8 @@ START_TEST(test_a_collective_hides_behind_what_does_not_wait_for_it)
 {
     run_machine m = small_machine();
     m.collective_s = 0, m.inside.latency_s = 0;
-    const par_call calls[] = { computation(2, -1), collective(PAR_GATHERS, 2, 1, 10000), computation(3, -1), computation(4, 1) };
+    const par_call calls[] = { computation(2), after(collective(PAR_GATHERS, 2, 1, 10000), TD_QUEUE_COMPUTE, 0), computation(3),
+                               after(computation(4), TD_QUEUE_COLLECTIVES, 1) };
     run_estimate e = estimate(&m, calls, 4, 1);
     ck_assert_double_eq_tol(e.step_s, 0.016, 1e-12); /* 0-2, gather 2-12, 2-5, 12-16 */
     ck_assert_double_eq_tol(e.compute_s, 0.009, 1e-12);
@@ -111,8 +125,8 @@ START_TEST(test_collectives_follow_one_another_and_may_end_last)
 {
     run_machine m = small_machine();
     m.collective_s = 0, m.inside.latency_s = 0;
-    const par_call calls[] = { collective(PAR_GATHERS, 2, 1, 10000), collective(PAR_GATHERS, 2, 1, 5000), computation(1, 0),
-                               collective(PAR_REDUCES, 2, 1, 2000) };
+    const par_call calls[] = { collective(PAR_GATHERS, 2, 1, 10000), collective(PAR_GATHERS, 2, 1, 5000),
+                               after(computation(1), TD_QUEUE_COLLECTIVES, 0), after(collective(PAR_REDUCES, 2, 1, 2000), TD_QUEUE_COMPUTE, 2) };
     run_estimate e = estimate(&m, calls, 4, 1);
     ck_assert_double_eq_tol(e.step_s, 0.017, 1e-12); /* gathers 0-10 and 10-15, computing 10-11, the reduction 15-17 */
     ck_assert_double_eq_tol(e.exposed_s, 0.016, 1e-12);
@@ -122,22 +136,24 @@ START_TEST(test_collectives_follow_one_another_and_may_end_last)
 END_TEST
 
 /* 1 MB/s to the host and 1 ms before; 2 MB/s of its memory. */
-START_TEST(test_copies_have_a_queue_and_the_host_computes_at_its_own_rate)
+START_TEST(test_copies_have_queues_and_the_host_computes_at_its_own_rate)
 {
     run_machine m = small_machine();
     m.collective_s = 0, m.inside.latency_s = 0;
     m.host = (run_link){ 1e6, 1e-3 }, m.host_bytes_per_s = 2e6;
-    par_call fetch = { .kind = PAR_COPIES, .ranks = 1, .stride = 1, .waits_for = -1, .waits_for_copy = -1, .task = { .kind = "copy", .copied = 5000 } };
-    par_call gather = collective(PAR_GATHERS, 2, 1, 10000), update = computation(2, -1), after = fetch;
-    gather.waits_for_copy = 1;
-    update.task.on_host = true, update.task.bytes = 8000, update.waits_for_copy = 1;
-    const par_call calls[] = { computation(2, -1), fetch, gather, computation(1, -1), update, computation(1, 2), after };
-    run_estimate e = estimate(&m, calls, 7, 1);
-    ck_assert_double_eq_tol(e.step_s, 0.025, 1e-12); /* 0-2, copy 2-8, gather 8-18, 2-3, update 8-12, 18-19, copy 19-25 */
-    ck_assert_double_eq_tol(e.compute_s, 0.008, 1e-12);
+    par_call fetch = after(copying(TD_QUEUE_TO_DEVICE), TD_QUEUE_COMPUTE, 0), gather = collective(PAR_GATHERS, 2, 1, 10000);
+    par_call update = after(computation(2), TD_QUEUE_COMPUTE, 3), back = after(copying(TD_QUEUE_TO_HOST), TD_QUEUE_COMPUTE, 5);
+    update.queue = TD_QUEUE_HOST, update.task.on_host = true, update.task.bytes = 8000;
+    const par_call calls[] = { computation(2), fetch, after(gather, TD_QUEUE_TO_DEVICE, 1), computation(1), after(update, TD_QUEUE_TO_DEVICE, 1),
+                               after(computation(1), TD_QUEUE_COLLECTIVES, 2), back, copying(TD_QUEUE_TO_DEVICE) };
+    run_estimate e = estimate(&m, calls, 8, 1);
+    /* 0-2, copy 2-8, gather 8-18, 2-3, update 8-12, 18-19, copy back 19-25, and beside it all the other way 8-14 */
+    ck_assert_double_eq_tol(e.step_s, 0.025, 1e-12);
+    ck_assert_double_eq_tol(e.compute_s, 0.004, 1e-12);
+    ck_assert_double_eq_tol(e.host_s, 0.004, 1e-12);
     ck_assert_double_eq_tol(e.comm_s, 0.010, 1e-12);
-    ck_assert_double_eq_tol(e.copy_s, 0.012, 1e-12);
-    ck_assert_double_eq_tol(e.exposed_s, 0.017, 1e-12);
+    ck_assert_double_eq_tol(e.copy_s, 0.018, 1e-12);
+    ck_assert_double_eq_tol(e.exposed_s, 0.021, 1e-12);
 }
 END_TEST
 
@@ -185,10 +201,12 @@ static void count_calls(planned *p)
         else p->sent[calls[i].kind] += calls[i].task.sent;
         p->calls[calls[i].kind] += !scalar;
         if (!scalar) p->ranks[calls[i].kind] = calls[i].ranks, p->stride[calls[i].kind] = calls[i].stride;
-        ck_assert_int_lt(calls[i].waits_for, i);
-        if (calls[i].waits_for < 0) continue;
-        ck_assert_int_ne(calls[calls[i].waits_for].kind, PAR_COMPUTES);
-        waited[calls[i].waits_for] = true;
+        for (int q = 0; q < TD_QUEUES; q++) {
+            if (calls[i].waits[q] < 0) continue;
+            ck_assert_int_lt(calls[i].waits[q], i);
+            ck_assert_int_eq(calls[calls[i].waits[q]].queue, q);
+            waited[calls[i].waits[q]] = true;
+        }
     }
     for (int64_t i = 0; i < count; i++) p->waited += waited[i] && calls[i].kind == PAR_GATHERS;
     free(waited);
@@ -620,7 +638,7 @@ END_TEST
 TESTS("plan", test_a_ring_inside_a_host_takes_its_hops_and_its_bytes, test_a_ring_across_hosts_takes_the_slowest_link,
       test_a_task_takes_the_larger_of_computing_and_moving, test_a_collective_hides_behind_what_does_not_wait_for_it,
       test_collectives_follow_one_another_and_may_end_last,
-      test_copies_have_a_queue_and_the_host_computes_at_its_own_rate, test_offloaded_state_is_planned_on_the_host, test_ddp_sends_twice_its_parameters_and_holds_all_state,
+      test_copies_have_queues_and_the_host_computes_at_its_own_rate, test_offloaded_state_is_planned_on_the_host, test_ddp_sends_twice_its_parameters_and_holds_all_state,
       test_fsdp_gathers_twice_scatters_once_and_holds_its_share, test_a_large_parameter_of_the_root_has_a_unit_of_its_own,
       test_zero_scatters_gradients_and_gathers_parameters,
       test_zero_in_bf16_gathers_and_holds_half,
