@@ -217,6 +217,7 @@ static bool choose_whole(product *g, const td_onednn_product *p, int64_t cap)
     cublasLtEpilogue_t epilogue = epilogue_of(p, &name);
     if (epilogue == CUBLASLT_EPILOGUE_DEFAULT || p->dtype == TD_F32 || !td_choice_is_timed(g->td)) return true;
     if (has_matrix(epilogue) && p->n % MATRIX_LEAD) return true;
+    if (p->dbias && p->out_dtype != TD_F32) return true; /* the library writes the sums in the result's dtype */
     if (!describe(g, &g->whole, p, epilogue) || !point(g, p->dgelu ? NULL : somewhere, has_matrix(epilogue) ? somewhere : NULL))
         return false;
     g->whole.has_rival = true;
