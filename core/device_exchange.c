@@ -110,6 +110,7 @@ bool td_exchange_send(td_context *td, td_exchange *x, cudaStream_t stream, const
     cudaEvent_t free = s->read_late ? s->done : s->copied;
     cudaError_t status = cudaEventQuery(free);
     if (status == cudaErrorNotReady) { /* the host is as far ahead as it may be */
+        cudaGetLastError(); /* it counts as an error, which the next launch would be taken for */
         td->device_counts.waits++;
         status = cudaEventSynchronize(free);
     }

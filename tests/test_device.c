@@ -244,6 +244,29 @@ START_TEST(test_a_loss_is_read_a_step_late)
 }
 END_TEST
 
+/* The host waits for room for its inputs, and then runs what it has not run before. */
+START_TEST(test_a_host_that_is_ahead_goes_on_to_another_step)
+{
+    if (!gpu_for(__func__)) return;
+    enum { AHEAD = 16 };
+    td_context *td = open_gpu((td_options){ 0 });
+    td_tensor sum = { 0 };
+    int64_t waits = 0;
+    for (int s = 0; s < AHEAD; s++) {
+        if (s == 4) waits = td->device_counts.waits;
+        td_tensor x = td_uniform(td, TD_SHAPE(4096, 4096));
+        td_keep(sum = td_sum(td_matmul(x, x), TD_ALL, TD_DROP));
+        ck_assert_msg(td_step(td), "%s", td_error_text(td));
+    }
+    ck_assert_int_gt(td->device_counts.waits, waits); /* a step takes milliseconds */
+    td_tensor four = td_sum(td_fill(td, TD_F32, TD_SHAPE(4), 1), TD_ALL, TD_DROP);
+    td_keep(four);
+    ck_assert_msg(td_step(td), "%s", td_error_text(td));
+    ck_assert_double_eq(td_item(four), 4);
+    td_close(td);
+}
+END_TEST
+
 /* ---- State in the host's memory ----------------------------------------------------------------------------- */
 
 enum { OFFLOADED_STEPS = 24, SETTLED = 6 };
@@ -444,7 +467,7 @@ END_TEST
 TESTS("device", test_the_planned_peak_is_what_is_asked_of_the_gpu, test_what_grows_stays_where_it_is,
       test_a_step_that_cannot_fit_is_refused_before_memory_is_taken, test_memory_that_is_not_there_is_an_error_one_can_go_on_from,
       test_host_memory_that_runs_out_ends_in_a_sentence_and_leaks_nothing,
-      test_initial_values_are_the_hosts, test_a_loss_is_read_a_step_late,
+      test_initial_values_are_the_hosts, test_a_loss_is_read_a_step_late, test_a_host_that_is_ahead_goes_on_to_another_step,
       test_offloaded_state_learns_as_state_on_the_gpu, test_tasks_are_timed_within_their_run,
       test_a_profile_owns_the_names_of_kernels_that_were_chosen, test_the_floor_is_the_gpus,
       test_algorithms_are_kept_and_damaged_ones_chosen_again, test_a_deterministic_context_gives_the_same_bits_without_a_cache)
