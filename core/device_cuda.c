@@ -32,6 +32,7 @@ bool td_cuda_current(td_context *td) { return td_cuda_ok(td, cudaSetDevice(td->c
 bool td_cuda_wait(td_context *td)
 {
     td->device_counts.waits++;
+    td->device_counts.stalls++;
     return td_cuda_ok(td, cudaStreamSynchronize(td->cuda->stream), "running the step");
 }
 

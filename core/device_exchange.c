@@ -44,6 +44,7 @@ bool td_exchange_ensure(td_context *td, td_exchange *x, cudaStream_t stream, int
     if (!td_cuda_ok(td, cudaStreamSynchronize(x->copies), "copying inputs") || !td_cuda_ok(td, cudaStreamSynchronize(stream), "running the step"))
         return false;
     td->device_counts.waits++;
+    td->device_counts.stalls++;
     drop_inputs(td, x);
     x->epoch++;
     x->memory = td_cuda_get(td, TD_INPUT_SETS * set_bytes(slot_bytes), "inputs");
@@ -142,11 +143,15 @@ bool td_exchange_land(td_context *td, td_exchange *x, cudaStream_t stream, const
 
 bool td_exchange_done(td_context *td, td_exchange *x, cudaStream_t stream)
 {
+    current(td, x)->seen = false;
     return td_cuda_ok(td, cudaEventRecord(current(td, x)->done, stream), "recording an event");
 }
 
 const uint64_t *td_exchange_landed(td_context *td, td_exchange *x, int set)
 {
-    td->device_counts.waits++;
-    return td_cuda_ok(td, cudaEventSynchronize(x->set[set].done), "running the step") ? x->set[set].outputs : NULL;
+    td_exchange_set *s = &x->set[set];
+    td->device_counts.waits += !s->seen;
+    td->device_counts.stalls += !s->seen && s == current(td, x);
+    s->seen = true;
+    return td_cuda_ok(td, cudaEventSynchronize(s->done), "running the step") ? s->outputs : NULL;
 }

@@ -18,6 +18,7 @@ typedef struct td_exchange_set {
     uint64_t *outputs;                        /* pinned, TD_LANDED of them; the device writes there */
     cudaEvent_t copied, done;                 /* the inputs; the step */
     bool read_late;                           /* the step's own calls read `pinned`, too: those of the host */
+    bool seen;                                /* the host has waited for it */
 } td_exchange_set;
 
 typedef struct td_exchange {

@@ -104,12 +104,22 @@ typedef struct td_landed {
     td_id recorded[TD_LANDED];
     td_dtype dtype[TD_LANDED];
     uint64_t values[TD_LANDED];               /* on the CPU */
+    uint32_t later[TD_LANDED];                /* how often td_item_later asked for it that td_item has not read it */
 } td_landed;
+/* One of them whose set serves another run by now. */
+typedef struct td_aside {
+    uint32_t generation;
+    td_id recorded;
+    td_dtype dtype;
+    uint32_t later;
+    uint64_t value;
+} td_aside;
 
 /* What a GPU was asked for since the context was opened. */
 typedef struct td_device_counts {
     int64_t allocations, bytes, most_bytes;   /* of device memory: how often, and how much now and at most */
-    int64_t waits;                            /* of the host for the GPU */
+    int64_t waits;                            /* of the host for the GPU: each step once at most, however many values are read of it */
+    int64_t stalls;                           /* of those, for all there was to do: until the host has more for it the GPU does nothing */
     int64_t calls;                            /* operations handed over one by one */
     int64_t graphs, replays;                  /* made, and launched */
 } td_device_counts;
@@ -172,6 +182,8 @@ struct td_context {
     td_planned *planned;                         /* by the last td_plan; NULL: none, or it is gone */
     uint32_t last_generation;
     td_landed landed[TD_INPUT_SETS];          /* by `runs` */
+    td_aside *aside;
+    uint32_t aside_count, aside_room;
     void *arena, *host_arena;
     int64_t arena_bytes, host_arena_bytes;
     uint64_t arena_epoch;                     /* how often one of them came to lie elsewhere */
@@ -405,6 +417,12 @@ const char *td_profile_kind(const td_op *op);
 void td_profile_find_updates(const td_program *p, char *is_update);
 /* A task but for its live bytes; `parts` is the operation's name. */
 td_profile_task td_profile_describe(const td_context *td, const td_planned *plan, uint32_t task, const char *is_update);
+
+/* ---- Landed values (landed.c) */
+void td_landed_note(td_context *td, const td_planned *plan); /* of the run that was just begun */
+bool td_landed_empty(td_context *td, int set);            /* before a run that will use it; false: an error */
+/* False: t is none of them. Else its dtype and, unless there was an error, up to 8 bytes of value, when its step is done. */
+bool td_landed_read(td_tensor t, void *value, td_dtype *dtype);
 
 /* ---- Step (step.c) */
 const td_plan_output *td_kept_output(td_tensor t);        /* of the last step; NULL: t is no such handle */

@@ -359,21 +359,6 @@ static td_planned *plan_for(td_context *td, td_purpose purpose, bool *is_new)
 
 /* ---- Running */
 
-/* What td_item reads of this step until two others have run. */
-static void note_landed(td_context *td, const td_planned *plan)
-{
-    uint32_t outputs[TD_LANDED];
-    td_landed *to = &td->landed[td->runs % TD_INPUT_SETS];
-    to->generation = td->recording.generation;
-    to->count = td_plan_landing(plan, outputs);
-    for (uint32_t i = 0; i < to->count; i++) {
-        const td_plan_output *o = &plan->outputs[outputs[i]];
-        to->recorded[i] = o->recorded;
-        to->dtype[i] = o->dtype;
-        if (!td->device->landed) memcpy(&to->values[i], td_plan_output_at(td, plan, o), (size_t)td_dtype_size(o->dtype));
-    }
-}
-
 static bool run_recording(td_context *td, td_purpose purpose)
 {
     bool is_new;
@@ -386,11 +371,11 @@ static bool run_recording(td_context *td, td_purpose purpose)
         !td->parallel.agree(td->parallel.self, td->runs, &td->recording, td_mix(plan->key, plan->agreement), is_new))
         return false;
     if (td->has_parallel) td_profile_mark(td, "agree");
+    if (!td_landed_empty(td, (int)((td->runs + 1) % TD_INPUT_SETS))) return false;
     td->runs++;
     td->last = NULL;
-    td->landed[td->runs % TD_INPUT_SETS].count = 0;
     if (!td_plan_run(td, plan)) return false;
-    if (purpose == TD_FOR_STEP) note_landed(td, plan);
+    if (purpose == TD_FOR_STEP) td_landed_note(td, plan);
     td->last = plan;
     td->last_generation = td->recording.generation;
     if (!is_new) report(td, plan, -1);
@@ -557,30 +542,12 @@ static double item_value(td_context *td, item value, td_dtype dtype)
     return (double)__builtin_nanf("");
 }
 
-/* Where t came to the host with its step: the last one or that before. False: it did not. */
-static bool find_landed(td_tensor t, int *set, uint32_t *at)
-{
-    const td_context *td = t.td;
-    if (!td || td->error != TD_OK || td_failed(t) || t.generation == td->recording.generation) return false;
-    for (*set = 0; *set < TD_INPUT_SETS; ++*set)
-        for (*at = 0; *at < td->landed[*set].count; ++*at)
-            if (td->landed[*set].generation == t.generation && td->landed[*set].recorded[*at] == t.id) return true;
-    return false;
-}
-
 double td_item(td_tensor t)
 {
     char text[TD_SHAPE_TEXT];
-    uint32_t at;
-    int set;
+    td_dtype dtype;
     item value = { 0 };
-    if (find_landed(t, &set, &at)) {
-        const td_landed *l = &t.td->landed[set];
-        const uint64_t *values = t.td->device->landed ? t.td->device->landed(t.td, set) : l->values;
-        if (!values) return (double)__builtin_nanf("");
-        memcpy(&value, &values[at], sizeof value);
-        return item_value(t.td, value, l->dtype[at]);
-    }
+    if (td_landed_read(t, &value, &dtype)) return t.td->error == TD_OK ? item_value(t.td, value, dtype) : (double)__builtin_nanf("");
     const td_plan_output *o = output_of(t);
     if (!o) return (double)__builtin_nanf("");
     if (td_shape_elements(o->shape) != 1) {
@@ -595,6 +562,7 @@ void td_step_close(td_context *td)
 {
     while (td->plan_count) drop_plan(td, 0);
     td_free(td, td->plans, td->plan_room * sizeof *td->plans, "program");
+    td_free(td, td->aside, td->aside_room * sizeof *td->aside, "host");
     td->device->put(td, td->arena, td->arena_bytes, "step");
     td_device_of(td, TD_HOST)->put(td, td->host_arena, td->host_arena_bytes, "pinned");
     td_onednn_close(td->onednn);
