@@ -6,22 +6,23 @@
 
 enum { WARM_UP_STEPS = 10, TIMED_STEPS = 100 };
 
-/* One update from the same micro-batch over and over. `before`, if not NULL, is the loss of the update before, whose place this one's takes:
- * with one micro-batch that is the one read, so that a GPU does not wait for the host. */
+/* One update from the same micro-batch over and over. `before`, if not NULL, is the loss of the update before, whose place this one's takes
+ * where it can be read later: so that a GPU does not wait for the host. */
 static bool bench_update(run_loop *run, const run_model *model, void *object, const data_batch *b, td_tensor *before)
 {
     double begin = run_now();
     run_part part = { 0 };
     run_comm_begin(run);
-    for (int64_t micro = 1; micro <= run->accumulate; micro++) {
+    for (run->micro = 0; run->micro < run->accumulate; run->micro++) {
         part = run_backward(run, model->loss(object, b));
-        if (micro == run->accumulate) run_update(run, run->opt, part, run_rate(run, 0));
+        if (run->micro + 1 == run->accumulate) run_update(run, run->opt, part, run_rate(run, 0));
         if (!td_step(run->td)) return false;
         if (run->weighs) run_add_part(run, part);
     }
-    bool late = before && before->td && run->accumulate == 1;
-    run->loss = run->weighs ? run_take_loss(run) : (double)run->accumulate * td_item(late ? *before : part.sum);
-    if (before) *before = part.sum;
+    td_tensor read = part.sum;
+    if (!run->weighs && before && td_item_later(part.sum)) read = *before, *before = part.sum;
+    if (run->weighs) run->loss = run_take_loss(run, true);
+    else if (!td_failed(read)) run->loss = (double)run->accumulate * td_item(read);
     run_comm_end(run);
     run->step_ms[run->timed++ % RUN_TIMED] = 1000 * (run_now() - begin);
     return !run_failed(run);
@@ -47,10 +48,10 @@ void run_bench(run_loop *run, const run_model *model, void *object)
         if (step == 0) run->first_loss = run->loss;
     }
     run->timed = 0;
-    td_tensor last = { 0 };
+    td_tensor last = TD_NO_TENSOR;
     for (int64_t step = 0; step < steps; step++)
         if (!bench_update(run, model, object, &b, &last)) return;
-    if (run->accumulate == 1) run->loss = td_item(last);
+    if (!td_failed(last)) run->loss = (double)run->accumulate * td_item(last);
     int64_t updates;
     double ms = run_median_ms(run, &updates);
     run_say(run, "%s, %s, %s on %d rank%s, batch %lld: %.3f ms a step (median of %lld), %.0f items/s", run->name,

@@ -20,25 +20,53 @@ static int record_batch(run_loop *run, const data_batch *b, run_metric metrics[R
     return td_step(run->td) ? count : 0;
 }
 
+/* What is read of batches: the sums over them, and the last one's metrics while it can wait for the next one's start. */
+typedef struct pass {
+    double sum[RUN_METRICS], weight[RUN_METRICS];
+    run_metric unread[RUN_METRICS];
+    int count;                    /* of `unread` */
+} pass;
+
+static void read_metrics(pass *p)
+{
+    for (int i = 0; i < p->count; i++) {
+        p->sum[i] += td_item(p->unread[i].sum);
+        p->weight[i] += td_item(p->unread[i].weight);
+    }
+    p->count = 0;
+}
+
+/* Of the batch that was just handed over, when that before it has been read. */
+static void add_metrics(pass *p, const run_metric *metrics, int count)
+{
+    bool later = true;
+    read_metrics(p);
+    for (int i = 0; i < count; i++) {
+        p->unread[i] = metrics[i];
+        later &= td_item_later(metrics[i].sum);
+        later &= td_item_later(metrics[i].weight);
+    }
+    p->count = count;
+    if (!later) read_metrics(p);
+}
+
 static bool evaluate_all(run_loop *run, data_loader *loader)
 {
     run_evaluation *e = &run->evaluation;
     run_metric metrics[RUN_METRICS];
-    double sum[RUN_METRICS] = { 0 }, weight[RUN_METRICS] = { 0 };
+    pass p = { 0 };
     int64_t batches = run->overfits ? 1 : run->eval_batches; /* 0: all */
     int64_t left = batches ? batches * run->accumulate : INT64_MAX; /* micro-batches */
     for (data_batch b; left > 0 && data_next(loader, &b); left--) {
         int count = record_batch(run, &b, metrics);
         if (!count) return false;
-        for (int i = 0; i < count; i++) {
-            sum[i] += td_item(metrics[i].sum);
-            weight[i] += td_item(metrics[i].weight);
-        }
+        add_metrics(&p, metrics, count);
         e->count = count;
     }
+    read_metrics(&p);
     for (int i = 0; i < e->count; i++) {
         snprintf(e->name[i], sizeof e->name[i], "%s", metrics[i].name);
-        e->value[i] = sum[i] / weight[i];
+        e->value[i] = p.sum[i] / p.weight[i];
     }
     return !run_failed(run);
 }

@@ -1,5 +1,4 @@
 /* The training loop: what happens between two calls of the model. */
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -202,42 +201,22 @@ static bool run_update_step(run_loop *run, opt_optimizer *opt, run_part last, td
     return td_step(run->td);
 }
 
-static void note_time(run_loop *run)
-{
-    double seconds = run_now() - run->mark;
-    run_profile_pause(run, seconds);
-    if (run->timed || run->steps == run->first_step + 1) run->trained_s += seconds, run->trained_steps++;
-    run->step_ms[run->timed++ % RUN_TIMED] = 1000 * seconds;
-    run->logged_s += seconds;
-    run->logged_steps++;
-}
-
-/* That scalers halve their scale for, from 65536 to 1 and a good deal more. */
-enum { MOST_SKIPPED = 40 };
-
-static bool check_numbers(run_loop *run)
-{
-    bool norm_bad = opt_has_norm(run->opt) && !isfinite(run->grad_norm);
-    run->skipped = norm_bad ? run->skipped + 1 : 0;
-    if (opt_scaler_of(run->opt) && run->skipped <= MOST_SKIPPED) norm_bad = false; /* the update was left out */
-    if (isfinite(run->loss) && !norm_bad) return true;
-    double number = isfinite(run->loss) ? run->grad_norm : run->loss;
-    char kept[RUN_PATH + 64] = "";
-    if (!run_save_wait(run)) return false;
-    if (run->saved_step >= 0)
-        snprintf(kept, sizeof kept, "; the last checkpoint saved is %.900s/checkpoints/step-%lld", run->out,
-                 (long long)run->saved_step);
-    const char *what = isfinite(run->loss) ? "gradient's norm" : "loss", *is = isnan(number) ? "nan" : number < 0 ? "-inf" : "inf";
-    char text[2 * RUN_PATH], origin[512] = "";
-    if (run->ranks > 1) par_not_finite_text(run->world, origin, sizeof origin);
-    snprintf(text, sizeof text, "step %lld: the %s is %s: stopped; %s%sTD_EAGER=1%s names the operation that made it%s",
-             (long long)td_updates(run->td), what, is, origin, *origin ? "; " : "", run->ranks > 1 ? " on one rank" : "", kept);
-    if (run->ranks > 1) par_stop_world(run->world, run->rank, text); /* all ranks find the same */
-    td_fail(run->td, TD_ERROR_NUMBER, "%s", text);
-    return false;
-}
+/* What the last update is looked at for. An evaluation may come to more: a best one to save, an early end. */
+typedef struct looks {
+    bool first, last, evaluates, logs, saves;
+} looks;
 
 static bool is_due(int64_t step, int64_t every) { return every && step % every == 0; }
+
+static looks looks_at(const run_loop *run)
+{
+    int64_t step = td_updates(run->td);
+    looks l = { .first = step == run->first_step + 1, .last = step >= run->steps || run->stopping };
+    l.evaluates = run->evaluation.set && (step >= run->steps || is_due(step, run->eval_every));
+    l.logs = l.first || l.last || l.evaluates || is_due(step, run->log_every);
+    l.saves = l.last || run->saving || is_due(step, run->save_every);
+    return l;
+}
 
 /* No rank may save before the first one has moved another run's files aside. */
 static bool open_record(run_loop *run)
@@ -247,25 +226,36 @@ static bool open_record(run_loop *run)
     return !run_failed(run);
 }
 
-/* After an update: everything that is no training. Its time does not count. */
-static void look_after(run_loop *run)
+/* After an update whose numbers have been read: everything that is no training. Its time does not count. */
+static void look_after(run_loop *run, looks l)
 {
     int64_t step = td_updates(run->td);
-    bool first = step == run->first_step + 1, last = step >= run->steps || run->stopping;
-    bool evaluates = run->evaluation.set && (step >= run->steps || is_due(step, run->eval_every));
-    bool logs = first || last || evaluates || is_due(step, run->log_every);
-    if (step == 1) run->first_loss = run->loss;
-    if (!run_save_check(run) || !check_numbers(run)) return;
-    run_progress_draw(run, last);
-    if (last) run_progress_end(run);
-    if (first && !open_record(run)) return;
-    if (logs) run_say_step(run);
-    if (last && evaluates && !run_save(run)) return; /* an evaluation that fails takes nothing with it */
-    if (evaluates && !(run_evaluate(run) && run_judge(run))) return;
-    if (logs && !run_record_step(run)) return;
+    run_progress_draw(run, l.last);
+    if (l.last) run_progress_end(run);
+    if (l.first && !open_record(run)) return;
+    if (l.logs) run_say_step(run);
+    if (l.last && l.evaluates && !run_save(run)) return; /* an evaluation that fails takes nothing with it */
+    if (l.evaluates && !(run_evaluate(run) && run_judge(run))) return;
+    if (l.logs && !run_record_step(run)) return;
     bool best = run->keep_best && run->best.step == step;
-    if (last || best || run->saving || run->stopped_early || is_due(step, run->save_every)) run_save(run);
+    if (l.saves || best || run->stopped_early) run_save(run);
     if (run->saving && !run_failed(run)) run_say_saved(run, step);
+}
+
+static void end_update(run_loop *run, const opt_optimizer *opt, td_tensor any)
+{
+    run->unread.update = td_updates(run->td);
+    if (opt_has_norm(opt)) run->unread.norm = opt_gradient_norm(opt);
+    if (run->ranks == 1) run->saving = run_signal_save();
+    else if (!read_any(run, any, &run->stopping, &run->saving)) return;
+    run_comm_end(run);
+    looks l = looks_at(run);
+    bool looked_at = l.logs || l.saves || run->profile.updates;
+    if (!looked_at && run_can_wait(&run->unread)) return;
+    if (!run_read_numbers(run)) return;
+    look_after(run, l);
+    if (!run_profile_go_on(run)) return;
+    run->mark = run_now();
 }
 
 void run_step(run_loop *run, opt_optimizer *opt, td_tensor loss)
@@ -276,19 +266,13 @@ void run_step(run_loop *run, opt_optimizer *opt, td_tensor loss)
     run_part part = run_backward(run, loss);
     td_tensor any = { 0 };
     bool last = run->micro + 1 == run->accumulate;
+    if (last && run->weighs && !run_read_late(run)) return; /* what the parts before weigh is of the update */
     if (!(last ? run_update_step(run, opt, part, &any) : td_step(run->td))) return;
-    run_add_part(run, part);
-    if (!last) return;
-    run->loss = run_take_loss(run);
-    run->grad_norm = opt_has_norm(opt) ? td_item(opt_gradient_norm(opt)) : (double)NAN;
-    if (run->ranks == 1) run->saving = run_signal_save();
-    else if (!read_any(run, any, &run->stopping, &run->saving)) return;
-    if (run_failed(run)) return;
-    run_comm_end(run);
-    note_time(run);
-    look_after(run);
-    if (!run_profile_go_on(run)) return;
-    run->mark = run_now();
+    if (!run_read_late(run)) return;
+    run->unread = (run_unread){ .any = true, .part = part, .norm = TD_NO_TENSOR };
+    run->micro = last ? 0 : run->micro + 1;
+    if (last) end_update(run, opt, any);
+    else if (!run_can_wait(&run->unread)) run_read_numbers(run);
 }
 
 /* ---- The end */
@@ -315,6 +299,7 @@ static void finish(run_loop *run)
     bool stopped = run->stopping && !is_done(run);
     bool trained = step > run->first_step;
     td_profile_end(run->td); /* what follows is no training */
+    if (!run_read_late(run)) return;
     if (!run->started || (trained && !run_save(run))) return;
     if (!stopped && run->evaluation.step != step) run_evaluate(run);
     if (!run_save_wait(run)) return;

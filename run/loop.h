@@ -56,6 +56,20 @@ typedef struct run_profile {
     td_machine machine;
 } run_profile;
 
+/* A micro-batch's part in the loss of its update: loss / accumulate, or the sum and the weight of a loss that is their quotient. */
+typedef struct run_part {
+    td_tensor sum;
+    td_tensor weight;             /* kept; id TD_NONE: none */
+} run_part;
+
+/* What the last step that was handed over left to be read. */
+typedef struct run_unread {
+    bool any;
+    run_part part;
+    int64_t update;               /* that the step completed; 0: none */
+    td_tensor norm;               /* of that update's gradient; id TD_NONE: the optimizer has none */
+} run_unread;
+
 typedef struct run_saver run_saver;     /* a checkpoint that is being written */
 typedef struct run_restore run_restore; /* a checkpoint opened for reading */
 
@@ -106,20 +120,23 @@ struct run_loop {
     bool stopped_early;           /* by --stop-after */
     union { float f32[2]; double f64[2]; } signals; /* this rank's word on stopping and saving, an input of the step */
     int64_t epoch;                /* of the last micro-batch, from 1 */
-    int64_t micro;                /* micro-batches of the update in progress */
-    double loss_sum;              /* over them, of losses / accumulate, or of the sums that losses are quotients of */
-    bool weighs;                  /* the latter: its micro-batches have weights */
-    double weight_sum;            /* of those that have run */
+    int64_t micro;                /* micro-batches of the update in progress that were handed over */
+    bool weighs;                  /* its losses are quotients: its micro-batches have weights */
+    run_unread unread;            /* of the last of them; in loss_sum and weight_sum are those before */
+    double loss_sum;              /* of losses / accumulate, or of the sums that losses are quotients of */
+    double weight_sum;
     int skipped;                  /* updates one after the other whose gradients were not finite, under a scaler */
     int64_t saved_step;           /* of the last checkpoint written or read; -1: none */
     run_saver *saver;             /* of the one being written; NULL: none is */
     int64_t checkpoint_bytes;     /* that the last one copied; 0: there was none */
     bool said_waits;              /* that updates wait for the disk */
 
-    double loss, first_loss;      /* of the last update, of the first one; NaN: none */
-    double grad_norm, lr;
+    double loss, first_loss;      /* of update `read`, of the first one; NaN: none */
+    double grad_norm;             /* of update `read` */
+    int64_t read;                 /* the last update whose numbers have been: the last one, on a GPU perhaps the one before */
+    double lr;                    /* of the last update */
     int64_t first_step;           /* of this process */
-    double mark;                  /* time at which the update began, less what is no training */
+    double mark;                  /* time at which the update began, less what is no training: where the one before was read */
     double step_ms[RUN_TIMED];    /* a ring of the last updates */
     double comm_ms[RUN_TIMED];    /* of each, in collectives, which nothing overlaps */
     int64_t timed;
@@ -201,20 +218,26 @@ bool run_any(run_loop *run, bool flag);
 void run_comm_begin(run_loop *run);
 void run_comm_end(run_loop *run);
 
+/* ---- numbers.c */
+/* What the last step left is read: with the last part of an update its loss and norm, which are looked at, and the update counts as timed.
+ * Nothing where that is done. false: the run has failed. */
+bool run_read_numbers(run_loop *run);
+/* The same, of a step that another one has followed or none will. */
+bool run_read_late(run_loop *run);
+/* Whether all of it can be read behind the next step; if not, it is to be read now. */
+bool run_can_wait(const run_unread *unread);
+
 /* ---- update.c */
-/* A micro-batch's part in the loss of its update: loss / accumulate, or the sum and the weight of a loss that is their quotient. */
-typedef struct run_part {
-    td_tensor sum;
-    td_tensor weight;             /* kept; id TD_NONE: none */
-} run_part;
 /* Records the backward of the part that a loss is, which it returns. */
 run_part run_backward(run_loop *run, td_tensor loss);
 /* Records the update behind the last part, and that of the averages. */
 void run_update(run_loop *run, opt_optimizer *opt, run_part last, double rate);
 /* After the part's step: adds it to those before it. */
 void run_add_part(run_loop *run, run_part part);
-/* After the last one: the update's loss; the next update begins. */
-double run_take_loss(run_loop *run);
+/* Whether that can be done later, behind other steps, so that a GPU need not wait for the host; if not, it is to be done now. */
+bool run_part_later(run_part part);
+/* Of the parts added: the update's loss. The next one added is another update's. */
+double run_take_loss(run_loop *run, bool weighs);
 
 /* ---- progress.c */
 void run_progress_open(run_loop *run);

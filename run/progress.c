@@ -59,7 +59,7 @@ static void clock_text(double seconds, char to[32])
 static void compose(const run_loop *run, int width, char *line, size_t room)
 {
     char rate[32] = "?", left[32] = "?", tail[128], head[64];
-    int64_t step = td_updates(run->td);
+    int64_t step = run->read;
     if (run->trained_steps) {
         double seconds = run->trained_s / (double)run->trained_steps;
         with_commas((double)run->batch / seconds, rate);

@@ -56,15 +56,18 @@ void run_update(run_loop *run, opt_optimizer *opt, run_part last, double rate)
 void run_add_part(run_loop *run, run_part part)
 {
     run->loss_sum += td_item(part.sum);
-    if (run->weighs) run->weight_sum += td_item(part.weight);
-    run->micro++;
+    if (!td_failed(part.weight)) run->weight_sum += td_item(part.weight);
 }
 
-double run_take_loss(run_loop *run)
+bool run_part_later(run_part part)
 {
-    double loss = run->weighs ? run->loss_sum / run->weight_sum : run->loss_sum;
+    bool later = td_item_later(part.sum);
+    return td_failed(part.weight) ? later : td_item_later(part.weight) && later;
+}
+
+double run_take_loss(run_loop *run, bool weighs)
+{
+    double loss = weighs ? run->loss_sum / run->weight_sum : run->loss_sum;
     run->loss_sum = run->weight_sum = 0;
-    run->micro = 0;
-    run->weighs = false;
     return loss;
 }

@@ -1,9 +1,10 @@
-/* Runs on a GPU: one that is resumed goes on to the bit, and a model that does not fit is told in a sentence. The first is asked of the CPU
- * too, by the same test.
+/* Runs on a GPU: one that is resumed goes on to the bit, no update waits for the host to have seen the one before, and a model that does not
+ * fit is told in a sentence. The first is asked of the CPU too, by the same test.
  * Labels: gpu
  * Timeout: 300 s
  */
 #define SMALL_FOLDER "test_gpu_run"
+#include "core/internal.h"
 #include "tests/shell.h"
 #include "tests/small_run.h"
 
@@ -25,10 +26,10 @@ static void check_resumed(const char *device)
     int64_t updates;
     clean("whole");
     clean("parts");
-    snprintf(flags, sizeof flags, "--device %s --deterministic --seed 3 --threads 1 --steps %d --out whole", device, UPDATES);
+    snprintf(flags, sizeof flags, "--device %s --deterministic --seed 3 --threads 1 --log-every 1 --steps %d --out whole", device, UPDATES);
     ck_assert_int_eq(train(flags, 33, whole, &updates), 0);
     ck_assert_int_eq(updates, UPDATES);
-    snprintf(flags, sizeof flags, "--device %s --deterministic --seed 3 --threads 1 --steps %d --out parts", device, SAVED);
+    snprintf(flags, sizeof flags, "--device %s --deterministic --seed 3 --threads 1 --log-every 1 --steps %d --out parts", device, SAVED);
     ck_assert_int_eq(train(flags, 33, parts, &updates), 0);
     ck_assert_int_eq(updates, SAVED);
     snprintf(flags, sizeof flags, "--device %s --deterministic --threads 1 --resume --steps %d --out parts", device, UPDATES);
@@ -46,6 +47,52 @@ START_TEST(test_a_resumed_run_goes_on_to_the_bit)
 }
 END_TEST
 
+/* ---- Waiting */
+
+enum { WARM = 5, COUNTED = 20, ALL = 30 };
+
+/* Trains; what the GPU was asked for in updates WARM + 1 to WARM + COUNTED, and the loss of each update. */
+static td_device_counts train_and_count(const char *flags, double losses[ALL])
+{
+    td_device_counts before = { 0 }, after = { 0 };
+    run_loop *run = open_small(flags);
+    td_context *td = run_context(run);
+    small_model m = make_small(td, 33);
+    opt_optimizer *opt = adamw(td_root(td));
+    run_train_on(run, small_set(td));
+    for (data_batch b; run_next(run, &b);) {
+        run_step(run, opt, small_loss(&m, &b));
+        ck_assert_no_error(td);
+        losses[run->read - 1] = run->loss;
+        if (td_updates(td) == WARM) before = td->device_counts;
+        if (td_updates(td) == WARM + COUNTED) after = td->device_counts;
+    }
+    ck_assert_int_eq(run->read, ALL);
+    ck_assert_int_eq(run_close(run), 0);
+    return (td_device_counts){ .allocations = after.allocations - before.allocations, .waits = after.waits - before.waits,
+                               .stalls = after.stalls - before.stalls, .calls = after.calls - before.calls,
+                               .graphs = after.graphs - before.graphs, .replays = after.replays - before.replays };
+}
+
+START_TEST(test_the_host_sees_a_loss_when_the_gpu_has_the_next_update)
+{
+#define COUNTED_RUN "--device cuda --deterministic --seed 3 --threads 1 --steps 30 --log-every "
+    if (!has_gpu()) SKIP("no CUDA device");
+    double want[ALL], got[ALL];
+    td_device_counts each = train_and_count(COUNTED_RUN "1", want), rare = train_and_count(COUNTED_RUN "1000", got);
+    ck_assert_mem_eq(got, want, sizeof want);
+    ck_assert_int_eq(each.stalls, COUNTED);
+    ck_assert_int_eq(rare.stalls, 0);
+    ck_assert_int_eq(rare.waits, COUNTED); /* each loss and norm once, behind the next update */
+    ck_assert_int_eq(rare.replays, COUNTED);
+    ck_assert_int_eq(rare.calls + rare.graphs + rare.allocations, 0);
+    rare = train_and_count(COUNTED_RUN "5", got);
+    ck_assert_mem_eq(got, want, sizeof want);
+    ck_assert_int_eq(rare.stalls, COUNTED / 5); /* a line each */
+    ck_assert_int_eq(rare.waits, COUNTED);
+}
+END_TEST
+
 /* 48 layers 1600 wide on half a million tokens a step: terabytes. */
 START_TEST(test_a_model_that_does_not_fit_is_told_before_it_runs)
 {
@@ -57,4 +104,4 @@ START_TEST(test_a_model_that_does_not_fit_is_told_before_it_runs)
 }
 END_TEST
 
-TESTS("gpu_run", test_a_resumed_run_goes_on_to_the_bit, test_a_model_that_does_not_fit_is_told_before_it_runs)
+TESTS("gpu_run", test_a_resumed_run_goes_on_to_the_bit, test_the_host_sees_a_loss_when_the_gpu_has_the_next_update, test_a_model_that_does_not_fit_is_told_before_it_runs)

@@ -1,0 +1,76 @@
+/* The numbers of updates: read, told from what is no number, and the time that each took.
+ *
+ * A GPU does not wait for the host to look at what it computed. An update that is printed, evaluated, saved or the last one is read when it
+ * is done, before more is handed over; any other when the next one has been. Each keeps its own step, so that what is printed and written
+ * is the same. One that is not finite ends the run with the step that it is of; another update has been done by then, of which nothing
+ * is left: what is saved has had all numbers up to its own looked at.
+ */
+#include <math.h>
+
+#include "run/loop.h"
+
+static void note_time(run_loop *run)
+{
+    double now = run_now(), seconds = now - run->mark;
+    run->mark = now;
+    run_profile_pause(run, seconds);
+    if (run->timed || run->steps == run->first_step + 1) run->trained_s += seconds, run->trained_steps++;
+    run->step_ms[run->timed++ % RUN_TIMED] = 1000 * seconds;
+    run->logged_s += seconds;
+    run->logged_steps++;
+}
+
+/* That scalers halve their scale for, from 65536 to 1 and a good deal more. */
+enum { MOST_SKIPPED = 40 };
+
+static bool check_numbers(run_loop *run)
+{
+    bool norm_bad = opt_has_norm(run->opt) && !isfinite(run->grad_norm);
+    run->skipped = norm_bad ? run->skipped + 1 : 0;
+    if (opt_scaler_of(run->opt) && run->skipped <= MOST_SKIPPED) norm_bad = false; /* the update was left out */
+    if (isfinite(run->loss) && !norm_bad) return true;
+    double number = isfinite(run->loss) ? run->grad_norm : run->loss;
+    char kept[RUN_PATH + 64] = "";
+    if (!run_save_wait(run)) return false;
+    if (run->saved_step >= 0)
+        snprintf(kept, sizeof kept, "; the last checkpoint saved is %.900s/checkpoints/step-%lld", run->out,
+                 (long long)run->saved_step);
+    const char *what = isfinite(run->loss) ? "gradient's norm" : "loss", *is = isnan(number) ? "nan" : number < 0 ? "-inf" : "inf";
+    char text[2 * RUN_PATH], origin[512] = "";
+    if (run->ranks > 1) par_not_finite_text(run->world, origin, sizeof origin);
+    snprintf(text, sizeof text, "step %lld: the %s is %s: stopped; %s%sTD_EAGER=1%s names the operation that made it%s",
+             (long long)run->read, what, is, origin, *origin ? "; " : "", run->ranks > 1 ? " on one rank" : "", kept);
+    if (run->ranks > 1) par_stop_world(run->world, run->rank, text); /* all ranks find the same */
+    td_fail(run->td, TD_ERROR_NUMBER, "%s", text);
+    return false;
+}
+
+bool run_read_numbers(run_loop *run)
+{
+    run_unread unread = run->unread;
+    run->unread.any = false;
+    if (!unread.any) return true;
+    run_add_part(run, unread.part);
+    if (!unread.update) return !run_failed(run);
+    run->loss = run_take_loss(run, !td_failed(unread.part.weight));
+    run->grad_norm = td_failed(unread.norm) ? (double)NAN : td_item(unread.norm);
+    run->read = unread.update;
+    if (run_failed(run)) return false;
+    note_time(run);
+    if (run->read == 1) run->first_loss = run->loss;
+    return run_save_check(run) && check_numbers(run);
+}
+
+bool run_read_late(run_loop *run)
+{
+    bool completes = run->unread.any && run->unread.update;
+    if (!run_read_numbers(run)) return false;
+    if (completes) run_progress_draw(run, false);
+    return true;
+}
+
+bool run_can_wait(const run_unread *unread)
+{
+    bool waits = run_part_later(unread->part);
+    return td_failed(unread->norm) ? waits : td_item_later(unread->norm) && waits;
+}
