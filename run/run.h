@@ -103,7 +103,8 @@ TD_API bool run_next(run_loop *run, data_batch *b);
 /* The backward of `loss`, the mean over the micro-batch; after the last one of the update the optimizer's step, and log, evaluation and
  * checkpoint where due. The update's loss and gradient are those of its whole batch: where td_quotient takes `loss` apart (a loss with
  * weights or ignored labels, or td_div(sum, weight) of several together) sum over weight, with sum and weight over all micro-batches;
- * any other loss counts alike in each. Ends the step: its handles are gone. The run closes the optimizer at its own end. Errors: an
+ * any other loss counts alike in each. Ends the step: its handles are gone. What it gave is read when it is due, or with the next call, so
+ * that a GPU does not wait for the host; a number that is not finite ends the run then. The run closes the optimizer at its own end. Errors: an
  * update with losses of both kinds; under --dtype f16 an optimizer without a scaler, by which losses are scaled. */
 TD_API void run_step(run_loop *run, opt_optimizer *opt, td_tensor loss);
 /* The scaler of losses for optimizers under --dtype f16, one for all; NULL: losses stay as they are, or an error. */
