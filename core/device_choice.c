@@ -12,8 +12,15 @@ static const float FASTER = 0.97f;           /* a later proposal is faster if it
 
 /* ---- What the library proposes */
 
-/* All ranks of a world choose alike, so that what they compute in several copies stays equal. */
-bool td_choice_is_timed(const td_context *td) { return !td->options.deterministic && td->mesh.world <= 1; }
+bool td_choice_is_timed(const td_context *td, const td_kernel *k)
+{
+    bool copies = false; /* which stay equal if all ranks choose alike */
+    for (int a = 0; a < td->mesh.axes; a++) {
+        int kind = k->out[0].place.kind[a];
+        copies |= td->mesh.size[a] > 1 && kind != TD_SHARDED && kind != TD_PARTIAL;
+    }
+    return !td->options.deterministic && !copies;
+}
 
 static bool state_preferences(td_context *td, cublasLtMatmulPreference_t to, uint32_t alignment, int64_t workspace_bytes)
 {
@@ -38,11 +45,11 @@ static bool state_preferences(td_context *td, cublasLtMatmulPreference_t to, uin
 }
 
 /* False without an error: the library has no way. */
-static bool propose(td_context *td, const td_matmul *m, uint32_t alignment, int64_t workspace_bytes, td_choice *to)
+static bool propose(td_context *td, const td_matmul *m, bool timed, uint32_t alignment, int64_t workspace_bytes, td_choice *to)
 {
     const struct td_cublas *b = *td_cublas_of(td);
     cublasLtMatmulPreference_t preference;
-    int most = td_choice_is_timed(td) ? TD_CUBLAS_CANDIDATES : 1, count = 0;
+    int most = timed ? TD_CUBLAS_CANDIDATES : 1, count = 0;
     if (!td_cublas_ok(td, b->MatmulPreferenceCreate(&preference), "stating preferences")) return false;
     if (state_preferences(td, preference, alignment, workspace_bytes) &&
         b->MatmulAlgoGetHeuristic(b->handle, m->desc, m->layout[TD_FIRST], m->layout[TD_SECOND], m->layout[TD_RESULT], m->layout[TD_RESULT],
@@ -87,12 +94,12 @@ static bool find_kept(td_context *td, const td_matmul *m, int64_t workspace_byte
 
 /* ---- Choices */
 
-static char *key_text(td_context *td, const char *product, uint32_t alignment, int64_t workspace_bytes)
+static char *key_text(td_context *td, const char *product, bool timed, uint32_t alignment, int64_t workspace_bytes)
 {
     const struct td_cublas *b = *td_cublas_of(td);
     char text[512];
-    snprintf(text, sizeof text, "cublasLt %zu, %s, %d multiprocessors, at %u, workspace %lld: %s", b->GetVersion(), td->gpu.name,
-             td->gpu.multiprocessors, alignment, (long long)workspace_bytes, product);
+    snprintf(text, sizeof text, "cublasLt %zu, %s, %d multiprocessors, at %u, workspace %lld%s: %s", b->GetVersion(), td->gpu.name,
+             td->gpu.multiprocessors, alignment, (long long)workspace_bytes, timed ? "" : ", first proposal", product);
     return td_copy_text(td, text, "host");
 }
 
@@ -102,18 +109,17 @@ static void free_choice(td_context *td, td_choice *c)
     td_free(td, c, sizeof *c, "host");
 }
 
-td_choice *td_choice_for(td_context *td, const td_matmul *m, const char *product, uint32_t alignment, int64_t workspace_bytes)
+td_choice *td_choice_for(td_context *td, const td_matmul *m, const char *product, bool timed, uint32_t alignment, int64_t workspace_bytes)
 {
     struct td_cublas *b = *td_cublas_of(td);
     td_choice *made = td_alloc(td, sizeof *made, "host");
     if (!made) return NULL;
-    *made = (td_choice){ .key = key_text(td, product, alignment, workspace_bytes) };
+    *made = (td_choice){ .key = key_text(td, product, timed, alignment, workspace_bytes) };
     if (made->key) {
         made->hash = td_hash_text(made->key);
         td_choice *known = b->choices;
         while (known && (known->hash != made->hash || strcmp(known->key, made->key))) known = known->next;
-        if (!known && ((td_choice_is_timed(td) && find_kept(td, m, workspace_bytes, made)) ||
-                       propose(td, m, alignment, workspace_bytes, made))) {
+        if (!known && ((timed && find_kept(td, m, workspace_bytes, made)) || propose(td, m, timed, alignment, workspace_bytes, made))) {
             made->next = b->choices;
             return b->choices = made;
         }

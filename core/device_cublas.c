@@ -95,6 +95,7 @@ typedef struct product {
     td_choice *whole_choice;                  /* for operands at multiples of 16 bytes; NULL: the library has no way, or is not asked */
     int64_t workspace_bytes;
     bool adds_bias;                           /* the library does */
+    bool timed;                               /* algorithms are, and the fastest is taken */
 } product;
 
 static cudaDataType_t type_of(td_dtype dtype) { return dtype == TD_BF16 ? CUDA_R_16BF : dtype == TD_F16 ? CUDA_R_16F : CUDA_R_32F; }
@@ -157,7 +158,7 @@ static td_choice *choose(product *g, const td_matmul *m, const td_onednn_product
              td_dtype_name(p->out_dtype), p->adds ? " added to" : "", beside, (long long)p->batch, (long long)p->m, (long long)p->k,
              (long long)p->k, (long long)p->n,
              (long long)p->a_batch, (long long)p->a_row, (long long)p->a_column, (long long)p->b_batch, (long long)p->b_row, (long long)p->b_column);
-    return td_choice_for(g->td, m, text, alignment, workspace_bytes);
+    return td_choice_for(g->td, m, text, g->timed, alignment, workspace_bytes);
 }
 
 static void undescribe(product *g, td_matmul *m)
@@ -215,7 +216,7 @@ static bool choose_whole(product *g, const td_onednn_product *p, int64_t cap)
     const void *somewhere = (const void *)(uintptr_t)256; /* the library reads off pointers how operands will lie */
     const char *name;
     cublasLtEpilogue_t epilogue = epilogue_of(p, &name);
-    if (epilogue == CUBLASLT_EPILOGUE_DEFAULT || p->dtype == TD_F32 || !td_choice_is_timed(g->td)) return true;
+    if (epilogue == CUBLASLT_EPILOGUE_DEFAULT || p->dtype == TD_F32 || !g->timed) return true;
     if (has_matrix(epilogue) && p->n % MATRIX_LEAD) return true;
     if (p->dbias && p->out_dtype != TD_F32) return true; /* the library writes the sums in the result's dtype */
     if (!describe(g, &g->whole, p, epilogue) || !point(g, p->dgelu ? NULL : somewhere, has_matrix(epilogue) ? somewhere : NULL))
@@ -248,6 +249,7 @@ static bool prepare_product(td_context *td, const td_kernel *k, const td_onednn_
     if (!g) return false;
     g->td = td;
     g->library = library;
+    g->timed = td_choice_is_timed(td, k);
     out->prepared = g;
     if (!choose_plain(g, p, cap)) {
         td_fail(td, TD_ERROR_UNSUPPORTED, "%s: cuBLASLt has no way for (%lld, %lld) x (%lld, %lld) of %s", k->op->name, (long long)p->m,

@@ -2,8 +2,9 @@
  *
  * Of the ways that the library proposes for a product the fastest is taken: all are timed when the first plan that needs it runs for the
  * first time, on the operands and in the workspace of that very call, with a cache that holds none of them. A choice is kept in the
- * context and on disk (device_cache.h), by the product, the device and the library's version. A deterministic context, and one of
- * several ranks, which must choose alike, takes the library's first proposal; the former none whose sums' order is open.
+ * context and on disk (device_cache.h), by the product, the device and the library's version. A deterministic context takes the library's
+ * first proposal whose sums' order is not open. So does a product that several ranks make copies of, which must stay equal; of its own part
+ * of a value each rank makes what is fastest on its GPU.
  *
  * What is asked for beside a product is made by the library's epilogues only where that is faster than the product and a kernel behind it
  * by this very measure; never where nothing is timed.
@@ -66,9 +67,9 @@ cublasStatus_t td_cublas_matmul(td_context *td, const td_matmul_call *call, cons
 
 /* The choice for a product of operands at multiples of `alignment` bytes; `product` tells it apart from all others. The context's. NULL:
  * the library has no way, or an error. */
-td_choice *td_choice_for(td_context *td, const td_matmul *m, const char *product, uint32_t alignment, int64_t workspace_bytes);
-/* Whether algorithms are timed: else the library's first proposal is taken. */
-bool td_choice_is_timed(const td_context *td);
+td_choice *td_choice_for(td_context *td, const td_matmul *m, const char *product, bool timed, uint32_t alignment, int64_t workspace_bytes);
+/* Whether algorithms for the product are timed: else the library's first proposal is taken. */
+bool td_choice_is_timed(const td_context *td, const td_kernel *k);
 /* What any algorithm still in question may need. */
 int64_t td_choice_workspace(const td_choice *c);
 /* Another way to the same results, on the call's stream. False after an error. */

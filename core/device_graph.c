@@ -103,8 +103,8 @@ void td_copy_cuda(const td_kernel *k)
 static bool call(td_context *td, td_planned *plan, const td_cuda_plan *p, uint32_t t, td_host_call **host, const cudaEvent_t *events, unsigned how)
 {
     const td_task *task = &plan->tasks[t];
-    cudaStream_t queue = td_queue_of(td, plan, task);
-    if (!td_queues_wait(td, plan, p, task) || (events && !td_event_record(td, events[0], queue, how))) return false;
+    cudaStream_t queue = td_queue_of(td, p, task);
+    if (!td_queues_wait(td, p, task) || (events && !td_event_record(td, events[0], queue, how))) return false;
     td->run.queue = queue;
     if (task->on_host) td_cuda_ok(td, cudaLaunchHostFunc(queue, run_host_call, (*host)++), "handing a call to the host");
     else task->run(&task->kernel);
@@ -150,6 +150,7 @@ static bool capture(td_context *td, td_planned *plan, td_cuda_plan *p, const cud
 
 static bool run_plan(td_context *td, td_planned *plan, td_cuda_plan *p, const cudaEvent_t *events)
 {
+    p->beside = plan->beside && p->warm;
     if (td->options.poison || td->options.eager || !p->warm) {
         p->warm = call_all(td, plan, p, events, cudaEventRecordDefault);
         td_cublas_rest(td);

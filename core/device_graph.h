@@ -25,6 +25,7 @@ typedef struct td_host_call {
 typedef struct td_cuda_plan {
     uint64_t inputs_epoch, arena_epoch;       /* that its graphs were made for */
     bool warm;                                /* has run since */
+    bool beside;                              /* the calls made now go to queues of their own; a first run's, which is timed, in turn */
     cudaGraphExec_t graph[TD_INPUT_SETS];
     cudaGraphExec_t timed[TD_INPUT_SETS];     /* the same, with events between the calls */
     cudaEvent_t *ended;                       /* behind each call that another queue waits for, NULL for others; last, the run's beginning */
@@ -40,12 +41,12 @@ bool td_cuda_wait(td_context *td);                        /* until computation's
 bool td_graph_run(td_context *td, td_planned *plan);
 void td_graph_drop(td_context *td, td_planned *plan);
 
-/* ---- Queues (device_queues.c): each returns false after an error. Where calls are not beside one another they do nothing. */
+/* ---- Queues (device_queues.c): each returns false after an error. Where p->beside is false they do nothing. */
 bool td_queues_ensure(td_context *td, const td_planned *plan, td_cuda_plan *p); /* those the plan needs, and events */
-cudaStream_t td_queue_of(td_context *td, const td_planned *plan, const td_task *task);
+cudaStream_t td_queue_of(td_context *td, const td_cuda_plan *p, const td_task *task);
 bool td_queues_fork(td_context *td, const td_planned *plan, const td_cuda_plan *p);
 bool td_queues_join(td_context *td, const td_planned *plan, const td_cuda_plan *p);
-bool td_queues_wait(td_context *td, const td_planned *plan, const td_cuda_plan *p, const td_task *task);  /* before the task's call */
+bool td_queues_wait(td_context *td, const td_cuda_plan *p, const td_task *task);  /* before the task's call */
 bool td_queues_done(td_context *td, const td_planned *plan, const td_cuda_plan *p, uint32_t task);        /* behind it */
 void td_queues_close(td_context *td);
 

@@ -7,9 +7,9 @@
 
 #include <string.h>
 
-cudaStream_t td_queue_of(td_context *td, const td_planned *plan, const td_task *task)
+cudaStream_t td_queue_of(td_context *td, const td_cuda_plan *p, const td_task *task)
 {
-    return plan->beside && task->queue != TD_QUEUE_COMPUTE ? td->cuda->beside[task->queue] : td->cuda->stream;
+    return p->beside && task->queue != TD_QUEUE_COMPUTE ? td->cuda->beside[task->queue] : td->cuda->stream;
 }
 
 /* The last call of a queue; -1: the plan has none there. */
@@ -80,7 +80,7 @@ static bool follow(td_context *td, cudaStream_t queue, cudaEvent_t event)
 
 bool td_queues_fork(td_context *td, const td_planned *plan, const td_cuda_plan *p)
 {
-    if (!plan->beside) return true;
+    if (!p->beside) return true;
     bool ok = td_event_record(td, p->ended[plan->task_count], td->cuda->stream, cudaEventRecordDefault);
     for (int q = TD_QUEUE_COMPUTE + 1; q < TD_QUEUES && ok; q++)
         if (last_of(plan, q) >= 0) ok = follow(td, td->cuda->beside[q], p->ended[plan->task_count]);
@@ -90,23 +90,23 @@ bool td_queues_fork(td_context *td, const td_planned *plan, const td_cuda_plan *
 bool td_queues_join(td_context *td, const td_planned *plan, const td_cuda_plan *p)
 {
     bool ok = true;
-    for (int q = TD_QUEUE_COMPUTE + 1; q < TD_QUEUES && plan->beside && ok; q++)
+    for (int q = TD_QUEUE_COMPUTE + 1; q < TD_QUEUES && p->beside && ok; q++)
         if (last_of(plan, q) >= 0) ok = follow(td, td->cuda->stream, p->ended[last_of(plan, q)]);
     return ok;
 }
 
-bool td_queues_wait(td_context *td, const td_planned *plan, const td_cuda_plan *p, const td_task *task)
+bool td_queues_wait(td_context *td, const td_cuda_plan *p, const td_task *task)
 {
     bool ok = true;
-    for (int q = 0; q < TD_QUEUES && plan->beside && ok; q++)
-        if (task->waits[q] >= 0) ok = follow(td, td_queue_of(td, plan, task), p->ended[task->waits[q]]);
+    for (int q = 0; q < TD_QUEUES && p->beside && ok; q++)
+        if (task->waits[q] >= 0) ok = follow(td, td_queue_of(td, p, task), p->ended[task->waits[q]]);
     return ok;
 }
 
 bool td_queues_done(td_context *td, const td_planned *plan, const td_cuda_plan *p, uint32_t task)
 {
-    bool awaited = plan->beside && p->ended[task];
-    return !awaited || td_event_record(td, p->ended[task], td_queue_of(td, plan, &plan->tasks[task]), cudaEventRecordDefault);
+    bool awaited = p->beside && p->ended[task];
+    return !awaited || td_event_record(td, p->ended[task], td_queue_of(td, p, &plan->tasks[task]), cudaEventRecordDefault);
 }
 
 void td_queues_close(td_context *td)
