@@ -1,4 +1,5 @@
 /* The training loop: what happens between two calls of the model. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -188,7 +189,8 @@ void run_comm_end(run_loop *run)
 {
     if (!run->world) return;
     run->comm_bytes = par_sent(run->world, run->rank, NULL) - run->comm_before;
-    run->comm_ms[run->timed % RUN_TIMED] = 1000 * (par_waited_s(run->world, run->rank) - run->waited_before);
+    double waited = par_waited_s(run->world, run->rank) - run->waited_before;
+    run->comm_ms[run->timed % RUN_TIMED] = td_gpu_of(run->td) ? (double)NAN : 1000 * waited;
 }
 
 /* Signals reach ranks at different times: all stop, or save, behind the same update, the first that any of them knew of

@@ -138,7 +138,8 @@ struct run_loop {
     int64_t first_step;           /* of this process */
     double mark;                  /* time at which the update began, less what is no training: where the one before was read */
     double step_ms[RUN_TIMED];    /* a ring of the last updates */
-    double comm_ms[RUN_TIMED];    /* of each, in collectives, which nothing overlaps */
+    double comm_ms[RUN_TIMED];    /* of each, in collectives, which nothing overlaps between CPUs; of GPUs nan */
+    double exposed_ms;            /* of GPUs: of an update, while collectives or copies run and nothing is computed; nan: not measured */
     int64_t timed;
     double trained_s;             /* without the first update, which plans */
     int64_t trained_steps;
@@ -287,7 +288,8 @@ bool run_summary(run_loop *run, const char *command, bool writes);
 /* The file is there and of this step. */
 bool run_summary_stands(run_loop *run, int64_t step);
 double run_median_ms(const run_loop *run, int64_t *updates); /* of how many */
-double run_median_comm_ms(const run_loop *run);
+/* ms of an update in which there is communication and nothing is computed; nan: not known. */
+double run_exposed_ms(const run_loop *run);
 void run_put_evaluation(const run_evaluation *e, td_json_writer *w);
 
 /* ---- plot.c */

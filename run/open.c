@@ -434,7 +434,7 @@ static run_loop *open_command(unsigned command, const char *subcommand, int *arg
     run->ranks = 1;
     run->saved_step = -1;
     run->best = (run_best){ .loss = HUGE_VAL, .step = -1, .judged = -1 };
-    run->loss = run->first_loss = (double)NAN;
+    run->loss = run->first_loss = run->exposed_ms = (double)NAN;
     name_program(run, subcommand, *argc > 0 ? (*argv)[0] : NULL, defaults);
     run_signals_ignore();
     if (command == RUN_TRAIN) run_signals_ignore_save();

@@ -29,7 +29,12 @@ double run_median_ms(const run_loop *run, int64_t *updates)
     return median(run->step_ms, *updates);
 }
 
-double run_median_comm_ms(const run_loop *run) { return median(run->comm_ms, timed(run)); }
+double run_exposed_ms(const run_loop *run)
+{
+    if (run->ranks == 1) return 0;
+    if (td_gpu_of(run->td)) return run->exposed_ms;
+    return run->timed ? median(run->comm_ms, timed(run)) : (double)NAN;
+}
 
 static void put_run(const run_loop *run, const char *command, td_json_writer *w)
 {
@@ -83,7 +88,7 @@ static void put_cost(const run_loop *run, td_json_writer *w)
     td_json_put_integer(w, "planned_host_bytes", report.host_bytes);
     td_json_put_integer(w, "checkpoint_bytes", run->checkpoint_bytes);
     td_json_put_integer(w, "comm_bytes_per_step", run->comm_bytes);
-    td_json_put_number(w, "exposed_comm_ms", run->ranks == 1 ? 0 : run->timed ? run_median_comm_ms(run) : (double)NAN);
+    td_json_put_number(w, "exposed_comm_ms", run_exposed_ms(run));
     if (run->ranks > 1) put_compute(run, w);
     td_json_put_integer(w, "plans", report.plans);
 }
