@@ -1,6 +1,7 @@
 /* schedule: the order in which a placed program runs, a function of the program alone.
  *
- *   - computation stays in the order recorded;
+ *   - computation stays in the order recorded, but for calls that read whole units' gradients, as updates and norms: those come in the
+ *     order in which gradients do;
  *   - a unit's gradients are packed, added to what earlier micro-batches left, and reduced as soon as the last of them exists;
  *   - what is computed from the sum waits until the next reduction has begun, where nothing wants it before, so that computation need not
  *     stand still for the sum;
@@ -24,7 +25,7 @@ typedef struct scheduler {
     td_id *map;
     double *key;                              /* node */
     double *first_read;                       /* node: the earliest key of a reader */
-    entry *order;
+    entry *order;                             /* room for two a node */
     uint32_t *stack;                          /* nodes waiting for their inputs */
     char *done;
     char *gradient;                           /* node: NO_GRADIENT ... */
@@ -146,6 +147,33 @@ static void key_sums(scheduler *s)
     }
 }
 
+/* The key of the gradient that node n reads; below 0: it reads none, or is on a gradient's way itself. */
+static double gradient_read(const scheduler *s, uint32_t node)
+{
+    const td_node *n = &s->in->nodes[node];
+    double key = -1;
+    for (uint32_t i = 0; i < n->inputs && !s->gradient[node]; i++) {
+        uint32_t maker = maker_of(s, n, i);
+        if (s->gradient[maker] && s->key[maker] > key) key = s->key[maker];
+    }
+    return key;
+}
+
+/* The calls of `op` that read gradients exchange their places: the gradient that is there first is read first. */
+static void key_readers(scheduler *s, const td_op *op)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < s->in->node_count; i++) {
+        double read = s->in->nodes[i].op == op ? gradient_read(s, i) : -1;
+        if (read >= 0) s->order[count++] = (entry){ read, i };
+    }
+    entry *places = s->order + count;
+    for (uint32_t r = 0; r < count; r++) places[r] = (entry){ s->key[s->order[r].node], s->order[r].node };
+    qsort(s->order, count, sizeof *s->order, by_key);
+    qsort(places, count, sizeof *places, by_key);
+    for (uint32_t r = 0; r < count; r++) s->key[s->order[r].node] = places[r].key;
+}
+
 /* When what a gather reads is there. */
 static double ready(scheduler *s, const td_node *gather)
 {
@@ -213,13 +241,13 @@ td_program *par_schedule_pass(void *self, const td_program *in)
     const par_attached *a = self;
     scheduler s = { .in = in };
     uint32_t n = in->node_count;
-    s.bytes = n * (2 * sizeof(double) + sizeof(entry) + sizeof(uint32_t) + 3) + in->value_count * sizeof(td_id);
+    s.bytes = n * (2 * sizeof(double) + 2 * sizeof(entry) + sizeof(uint32_t) + 3) + in->value_count * sizeof(td_id);
     s.memory = td_alloc(in->td, s.bytes, "program");
     if (!s.memory) return NULL;
     s.key = s.memory;
     s.first_read = s.key + n;
     s.order = (entry *)(s.first_read + n);
-    s.stack = (uint32_t *)(s.order + n);
+    s.stack = (uint32_t *)(s.order + 2 * n);
     s.map = s.stack + n;
     s.done = (char *)(s.map + in->value_count);
     s.gradient = s.done + n;
@@ -228,6 +256,9 @@ td_program *par_schedule_pass(void *self, const td_program *in)
     key_computation(&s);
     find_first_reads(&s);
     key_sums(&s);
+    key_readers(&s, &td_op_sum_squares);
+    key_readers(&s, &td_op_max_abs);
+    key_readers(&s, &td_op_update_unit);
     key_fetches(&s, a->options.prefetch ? a->options.prefetch : 1);
     for (uint32_t i = 0; i < n; i++) s.order[i] = (entry){ s.key[i], i };
     qsort(s.order, n, sizeof *s.order, by_key);
