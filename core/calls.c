@@ -25,7 +25,7 @@ bool td_planned_calls(td_context *td, td_planned_call *to)
     for (uint32_t t = 0; t < plan->task_count; t++) {
         const td_task *task = &plan->tasks[t];
         to[t] = (td_planned_call){ .op = task->kernel.op, .attr = task->kernel.attr, .task = td_profile_describe(td, plan, t, is_update),
-                                   .queue = (td_queue)task->queue };
+                                   .queue = (td_queue_kind)task->queue };
         for (int q = 0; q < TD_QUEUES; q++) to[t].waits[q] = task->waits[q];
     }
     td_free(td, is_update, bytes, "program");

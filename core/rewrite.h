@@ -494,16 +494,16 @@ typedef struct td_transport {
 
 /* What a GPU has a queue for: calls of one queue follow one another, those of different queues run beside one another unless one waits.
  * Copies are between device and host; what the host computes is of state that is offloaded. The CPU makes all calls in turn. */
-typedef enum td_queue {
+typedef enum td_queue_kind {
     TD_QUEUE_COMPUTE, TD_QUEUE_COLLECTIVES, TD_QUEUE_TO_HOST, TD_QUEUE_TO_DEVICE, TD_QUEUE_HOST, TD_QUEUES
-} td_queue;
+} td_queue_kind;
 
 /* One call of the plan that td_plan or td_plan_step made last, in the order of running. */
 typedef struct td_planned_call {
     const td_op *op;
     const void *attr;                         /* the node's; NULL: none */
     td_profile_task task;                     /* what it costs; `parts` is the operation's name */
-    td_queue queue;
+    td_queue_kind queue;
     int64_t waits[TD_QUEUES];                 /* the call of each other queue that must have ended, by number; -1: none, or one that a call
                                                  before it in its queue waited for */
 } td_planned_call;

@@ -187,7 +187,7 @@ TD_API const char *par_kind_name(par_kind kind);
 /* One call of a plan as far as its time is concerned. */
 typedef struct par_call {
     td_profile_task task;       /* flops, bytes and bytes sent by this rank */
-    td_queue queue;
+    td_queue_kind queue;
     int64_t waits[TD_QUEUES];   /* the call of each other queue that must have ended, as td_planned_call has it */
     par_kind kind;
     int ranks;                  /* that take part: rank r, r + stride, r + 2 stride ... */

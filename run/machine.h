@@ -42,7 +42,7 @@ double run_floor_s(const td_machine *m, const td_profile_task *task);
 
 /* ---- Time: of the calls of one step, in order.
  *
- * Calls of a queue (td_queue) follow one another; each begins when the one before it has ended and those of other queues that it waits
+ * Calls of a queue (td_queue_kind) follow one another; each begins when the one before it has ended and those of other queues that it waits
  * for. Where collectives do not overlap there is one queue. Nothing else costs time: not the host otherwise, not the loading of data. */
 typedef struct run_estimate {
     double step_s;

@@ -38,13 +38,13 @@ static par_call computation(int64_t ms)
 }
 
 /* 5 ms of bytes. */
-static par_call copying(td_queue queue)
+static par_call copying(td_queue_kind queue)
 {
     return (par_call){ .kind = PAR_COPIES, .ranks = 1, .stride = 1, .queue = queue, .waits = { -1, -1, -1, -1, -1 },
                        .task = { .kind = "copy", .copied = 5000 } };
 }
 
-static par_call after(par_call call, td_queue queue, int64_t other)
+static par_call after(par_call call, td_queue_kind queue, int64_t other)
 {
     call.waits[queue] = other;
     return call;
