@@ -312,6 +312,7 @@ void td_disown(td_context *td, void *memory)
 }
 
 const td_mesh *td_context_mesh(const td_context *td) { return &td->mesh; }
+void *td_queue(const td_context *td) { return td->run.queue; }
 
 bool td_set_parallel(td_context *td, const td_parallel *parallel)
 {

@@ -378,6 +378,7 @@ struct td_planned {
     int64_t slot_bytes;                       /* of a GPU's copies of inputs and scalars */
     td_cost cost;
     int64_t comm_calls;
+    td_sent sent;                             /* by a run: the transport's own, td_transport.ran */
     uint64_t bound;                           /* arena that fixed bindings were resolved for, by its number */
     void *on_device;                          /* what a GPU keeps with it */
     uint64_t used;                            /* step it was last used in */
@@ -396,6 +397,8 @@ const void *td_plan_output_at(const td_context *td, const td_planned *plan, cons
 const td_block *td_block_root(const td_planned *plan, uint32_t block, int64_t *offset);
 void td_plan_free(td_context *td, td_planned *plan);
 bool td_plan_run(td_context *td, td_planned *plan);
+/* Whether what has just been read from the device is what the step gives; false and an error: a transport has given it up. */
+bool td_is_sound(td_context *td);
 /* Memory for the step, and for state the plan reads; binds what stays where it is. */
 bool td_plan_settle(td_context *td, td_planned *plan);
 /* Calls erase(user, memory, bytes) for the arena's blocks that die with task number `task`; -1: that hold nothing yet. */

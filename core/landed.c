@@ -20,7 +20,8 @@ static bool find(td_tensor t, int *set, uint32_t *at)
 /* Those of a set, when its run is done. NULL: an error. */
 static const uint64_t *values_of(td_context *td, int set)
 {
-    return td->device->landed ? td->device->landed(td, set) : td->landed[set].values;
+    const uint64_t *values = td->device->landed ? td->device->landed(td, set) : td->landed[set].values;
+    return td_is_sound(td) ? values : NULL;
 }
 
 void td_landed_note(td_context *td, const td_planned *plan)

@@ -464,6 +464,8 @@ typedef struct td_parallel {
 /* Copies the table. Errors: state already has memory. */
 TD_API bool td_set_parallel(td_context *td, const td_parallel *parallel);
 TD_API const td_mesh *td_context_mesh(const td_context *td);
+/* Where the call that is being run puts its work: the cudaStream_t, of a GPU; between runs the one that waits for all others. NULL on the CPU. */
+TD_API void *td_queue(const td_context *td);
 /* Zeroed memory that is the context's: freed when it closes, or before by td_disown (NULL is allowed). NULL after an error. */
 TD_API void *td_own(td_context *td, size_t bytes);
 TD_API void td_disown(td_context *td, void *memory);
@@ -475,12 +477,20 @@ TD_API const char *td_passes(const td_context *td);          /* rewrites left ou
  * is its own number. */
 static inline int td_axes(int first, int last) { return first | (last - first) << 8; }
 
+/* What collectives sent: bytes by one rank, ring-optimal, and calls. */
+typedef struct td_sent { int64_t bytes, calls; } td_sent;
+
 /* Collectives among the ranks of one mesh axis, or of several that follow one another (td_axes). Counts are elements of one rank's part;
  * buffers may be in place where noted. Each returns false after it has said why through `fail` (a rank died, a deadline passed). Sums are
- * taken in rank order. `bytes` of a call sent by one rank, ring-optimal, are counted in `sent`. */
+ * taken in rank order, unless they are taken on the device. `bytes` of a call sent by one rank, ring-optimal, are counted in `sent`.
+ *
+ * On a device buffers are in its memory, and a call puts its work on td_queue and returns: it may be captured in a graph, which later runs
+ * repeat without calling. What fails there is heard of later, by `is_sound`. A barrier is one of the ranks' threads, not of what they have
+ * put on their queues. */
 typedef struct td_transport {
     void *self;
     const char *name;
+    bool on_device;
     bool (*all_reduce)(void *self, int axis, void *data, int64_t count, td_dtype dtype);                    /* in place */
     bool (*reduce_scatter)(void *self, int axis, const void *in, void *out, int64_t count, td_dtype dtype); /* in: ranks x count */
     bool (*all_gather)(void *self, int axis, const void *in, void *out, int64_t count, td_dtype dtype);     /* out: ranks x count */
@@ -488,6 +498,12 @@ typedef struct td_transport {
     bool (*broadcast)(void *self, int axis, int root, void *data, int64_t bytes);
     bool (*barrier)(void *self);
     int64_t (*sent)(void *self, int64_t *calls);               /* bytes since opened, and collectives called */
+    /* Behind each run of a plan, on td_queue: its collectives have been called, or are in a graph that has been launched. `of_plan` is the
+     * plan's, zero at first: the transport keeps in it what a run sends, and counts it where nothing was called. NULL: of no interest. */
+    void (*ran)(void *self, td_sent *of_plan);
+    /* Behind each wait for the device: whether what it computed is to be used; false after `fail`, when collectives were given up and
+     * left their results unfinished. NULL: always. */
+    bool (*is_sound)(void *self);
 } td_transport;
 
 /* ---- What was planned ------------------------------------------------------------------------------------- */

@@ -600,7 +600,7 @@ static const td_device *device_with(td_state s)
 bool td_state_read(td_state s, int64_t begin, int64_t count, void *to)
 {
     const char *from = elements_at(s, begin, count, "td_state_read");
-    return from && device_with(s)->read(s.td, to, from, count * td_dtype_size(td_state_dtype(s)));
+    return from && device_with(s)->read(s.td, to, from, count * td_dtype_size(td_state_dtype(s))) && td_is_sound(s.td);
 }
 
 bool td_state_write(td_state s, int64_t begin, int64_t count, const void *from)

@@ -375,6 +375,8 @@ static bool run_recording(td_context *td, td_purpose purpose)
     td->runs++;
     td->last = NULL;
     if (!td_plan_run(td, plan)) return false;
+    const td_transport *t = td->run.transport;
+    if (t && t->ran) t->ran(t->self, &plan->sent);
     if (purpose == TD_FOR_STEP) td_landed_note(td, plan);
     td->last = plan;
     td->last_generation = td->recording.generation;
@@ -507,10 +509,17 @@ static const td_plan_output *output_of(td_tensor t)
     return NULL;
 }
 
+bool td_is_sound(td_context *td)
+{
+    const td_transport *t = td->run.transport;
+    return !t || !t->is_sound || t->is_sound(t->self);
+}
+
 bool td_read(td_tensor t, void *to)
 {
     const td_plan_output *o = output_of(t);
-    return o && t.td->device->read(t.td, to, td_plan_output_at(t.td, t.td->last, o), td_shape_elements(o->shape) * td_dtype_size(o->dtype));
+    return o && t.td->device->read(t.td, to, td_plan_output_at(t.td, t.td->last, o), td_shape_elements(o->shape) * td_dtype_size(o->dtype)) &&
+           td_is_sound(t.td);
 }
 
 typedef union item {
@@ -554,8 +563,8 @@ double td_item(td_tensor t)
         td_fail(t.td, TD_ERROR_USAGE, "td_item: the value has shape %s, not one element; use td_read", td_shape_text(o->shape, text));
         return (double)__builtin_nanf("");
     }
-    if (!t.td->device->read(t.td, &value, td_plan_output_at(t.td, t.td->last, o), td_dtype_size(o->dtype))) return (double)__builtin_nanf("");
-    return item_value(t.td, value, o->dtype);
+    bool read = t.td->device->read(t.td, &value, td_plan_output_at(t.td, t.td->last, o), td_dtype_size(o->dtype)) && td_is_sound(t.td);
+    return read ? item_value(t.td, value, o->dtype) : (double)__builtin_nanf("");
 }
 
 void td_step_close(td_context *td)
