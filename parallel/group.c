@@ -53,8 +53,7 @@ bool par_group_same(const par_group *g, int member)
 
 /* ---- Calls ----------------------------------------------------------------------------------------------- */
 
-/* `axes` as td_axes makes it. */
-static bool find_group(par_local *me, int axes, par_group *g)
+bool par_group_find(par_local *me, int axes, par_group *g)
 {
     const td_mesh *mesh = &me->mesh;
     int first = axes & 0xFF, last = first + (axes >> 8);
@@ -78,7 +77,7 @@ bool par_group_begin(void *self, int axes, par_meeting meeting, par_group *g)
     par_local *me = self;
     if (meeting.kind == PAR_BARRIER && me->mesh.axes > 1)
         *g = (par_group){ .me = me, .slot = WORLD_SLOT, .size = me->world->ranks, .at = me->rank, .stride = 1 };
-    else if (!find_group(me, axes, g)) return false;
+    else if (!par_group_find(me, axes, g)) return false;
     par_area *area = par_group_area(g, g->at);
     me->called = par_seconds();
     atomic_fetch_add(&area->calls, 1);

@@ -18,6 +18,8 @@ typedef struct par_group {
 par_area *par_group_area(const par_group *g, int member);
 uint32_t par_group_meetings(const par_group *g); /* that this rank has come to */
 
+/* The ranks along `axes` (td_axes) of the rank's mesh. Failures go to its context. */
+bool par_group_find(par_local *me, int axes, par_group *g);
 /* Finds the group and says where this rank is now. `self` is a par_local. */
 bool par_group_begin(void *self, int axes, par_meeting meeting, par_group *g);
 /* Counts what was sent. Where a call failed stays written, for the launcher to tell. Returns true. */

@@ -69,6 +69,8 @@ par_siblings par_siblings_look(void);
 
 /* Takes in what others have told. Errors stop the world. */
 void par_mpi_listen(par_world *world);
+/* Takes in what others have told, and looks whether those of this host live; by any thread, while the rank's own waits for nobody. */
+void par_mpi_look(par_world *world);
 /* One slice of a wait that has lasted `waited` seconds: listens, then sleeps a little. A long wait is told to others, once. */
 void par_mpi_wait(par_world *world, double waited);
 /* After a wait: what was told of it is over. */

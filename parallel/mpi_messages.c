@@ -311,8 +311,11 @@ static void look_for_dead(par_world *world)
 {
     par_mpi *m = world->mpi;
     double now = par_seconds();
-    if (now - m->looked < LOOK_S) return;
-    m->looked = now;
+    pthread_mutex_lock(&m->lock);
+    bool due = now - m->looked >= LOOK_S;
+    if (due) m->looked = now;
+    pthread_mutex_unlock(&m->lock);
+    if (!due) return;
     for (int r = 0; r < world->ranks; r++) {
         if (!has_died(world, r)) continue;
         par_mpi_listen(world); /* what it told last */
@@ -320,6 +323,12 @@ static void look_for_dead(par_world *world)
         char place[PAR_PLACE_BYTES];
         par_break(world, m->rank, "rank %d has died; rank %d waited for others at %s", r, m->rank, par_place(own_area(world), place));
     }
+}
+
+void par_mpi_look(par_world *world)
+{
+    par_mpi_listen(world);
+    look_for_dead(world);
 }
 
 void par_mpi_rest(double waited)

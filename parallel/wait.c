@@ -66,7 +66,12 @@ const char *par_broken(const par_world *world)
 void par_break(par_world *world, int who, const char *format, ...)
 {
     par_segment *s = world->segment;
+    par_local *me = par_local_at(world, who);
     if (!s || par_broken(world)) return;
+    if (me && atomic_exchange(&me->breaks, 1)) { /* another thread of the rank is about to */
+        while (!par_broken(world)) sched_yield();
+        return;
+    }
     va_list args;
     va_start(args, format);
     vsnprintf(message_of(s, who), PAR_MESSAGE_BYTES, format, args);

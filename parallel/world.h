@@ -158,6 +158,7 @@ typedef struct par_local {
     uint32_t cursor;                           /* next free byte of the log */
     uint32_t next_entry;
     double called;                             /* when the collective that it is in began */
+    _Atomic int32_t breaks;                    /* one of its threads stops the world: others do not write over the text */
     _Atomic int64_t busy_since_ns, busy_ns;    /* how long it has been busy; 0: it is not */
     par_pace pace;
 } par_local;
