@@ -161,6 +161,7 @@ typedef struct par_local {
     _Atomic int32_t breaks;                    /* one of its threads stops the world: others do not write over the text */
     _Atomic int64_t busy_since_ns, busy_ns;    /* how long it has been busy; 0: it is not */
     par_pace pace;
+    struct par_nccl *nccl;                     /* what connects its GPU with others' (nccl.h); NULL: nothing */
 } par_local;
 
 struct par_world {

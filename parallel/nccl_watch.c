@@ -1,0 +1,185 @@
+/* The watcher of a rank's GPU: sees that another rank has failed, that NCCL has, or that the GPU does not get on, and ends what waits.
+ *
+ * The rank's own thread may be waiting for the GPU, in which a collective waits for a rank that will not come. The watcher stops the world
+ * with the reason, if it is not stopped already, and gives the communicators up: kernels end, the host's waits return, and the rank hears
+ * from its transport that what was computed is to be thrown away. Giving up comes back once the graphs are gone that use communicators.
+ *
+ * How far the GPU has come is known by marks behind each run. Where it has not come to the next one, nor the host to its next call, for
+ * as long as ranks wait for one another, and no rank is busy, somebody is late.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "core/thread.h"
+#include "parallel/mpi.h"
+#include "parallel/nccl.h"
+
+static const double LOOK_S = 0.02;       /* between looks */
+static const double SECONDS_IN_NCCL = 2; /* a call that has not returned by then does not */
+static const double ENDED_S = 5;         /* what another rank had to give before it ended has come by then */
+
+/* What the rank had come to when the watcher last looked. */
+typedef struct progress {
+    int64_t passed, run, call;
+    par_patience patience;
+} progress;
+
+static par_area *own_area(const par_nccl *n) { return &n->me->world->segment->area[n->me->rank]; }
+
+/* ---- Runs ------------------------------------------------------------------------------------------------ */
+
+/* Where all marks are waited for the last one moves on. */
+void par_nccl_mark_run(par_nccl *n)
+{
+    const par_area *area = own_area(n);
+    pthread_mutex_lock(&n->marks_lock);
+    if (n->marked - n->passed < PAR_NCCL_MARKS) n->marked++;
+    par_nccl_mark *m = &n->mark[(n->marked - 1) % PAR_NCCL_MARKS];
+    m->step = atomic_load(&area->step);
+    m->posted = atomic_load(&area->posted.value);
+    n->handed_run = atomic_load(&area->run);
+    if (!n->options.queue->put_mark(m->mark, td_queue(n->me->td))) n->passed = n->marked; /* the GPU has failed, and is heard of */
+    pthread_mutex_unlock(&n->marks_lock);
+}
+
+/* Whether a run has been begun and not passed; which. */
+static bool is_under_way(par_nccl *n, par_nccl_mark *at, int64_t *passed)
+{
+    const par_area *area = own_area(n);
+    pthread_mutex_lock(&n->marks_lock);
+    while (n->passed < n->marked && n->options.queue->has_passed(n->mark[n->passed % PAR_NCCL_MARKS].mark)) n->passed++;
+    bool on_device = n->passed < n->marked, on_host = atomic_load(&area->run) != n->handed_run;
+    *at = (par_nccl_mark){ .step = atomic_load(&area->step), .posted = atomic_load(&area->posted.value) };
+    if (on_device) *at = n->mark[n->passed % PAR_NCCL_MARKS];
+    *passed = n->passed;
+    pthread_mutex_unlock(&n->marks_lock);
+    return on_device || on_host;
+}
+
+/* Another rank that has ended, or that has not come to the run; -1: none. */
+static int ended_rank(const par_nccl *n)
+{
+    const par_segment *s = n->me->world->segment;
+    for (int r = 0; r < s->ranks; r++)
+        if (r != n->me->rank && atomic_load(&s->area[r].ended)) return r;
+    return -1;
+}
+
+static int rank_behind(const par_nccl *n, uint32_t posted)
+{
+    const par_segment *s = n->me->world->segment;
+    for (int r = 0; r < s->ranks; r++)
+        if (r != n->me->rank && !par_reached(&s->area[r].posted, posted)) return r;
+    return -1;
+}
+
+static void stop_late(const par_nccl *n, const par_nccl_mark *at)
+{
+    par_world *world = n->me->world;
+    char step[PAR_STEP_BYTES];
+    int rank = n->me->rank, ended = ended_rank(n), behind = rank_behind(n, at->posted);
+    double timeout_s = world->segment->timeout_s;
+    par_step_text(at->step, step);
+    atomic_store(&own_area(n)->cause, PAR_LATE);
+    if (ended >= 0) par_break(world, rank, "rank %d ended before %s", ended, step);
+    else if (behind >= 0) par_break(world, rank, "rank %d did not arrive at %s within %g s", behind, step, timeout_s);
+    else
+        par_break(world, rank, "rank %d's GPU has not finished %s within %g s, though all ranks have begun it; NCCL_DEBUG=INFO in the environment "
+                  "makes NCCL tell more, and --timeout allows for longer steps", rank, step, timeout_s);
+}
+
+/* A wait of the host for another rank has a deadline of its own. */
+static void look_at_progress(par_nccl *n, progress *p)
+{
+    const par_area *area = own_area(n);
+    par_nccl_mark at;
+    progress now = { .patience.before = par_seconds() };
+    bool under_way = is_under_way(n, &at, &now.passed);
+    now.run = atomic_load(&area->run);
+    now.call = atomic_load(&area->call);
+    if (!under_way || now.passed != p->passed || now.run != p->run || now.call != p->call || atomic_load(&area->waits_for)) {
+        *p = now;
+        return;
+    }
+    par_patient(n->me->world->segment, &p->patience);
+    bool late = p->patience.waited >= n->me->world->segment->timeout_s;
+    if (late || (p->patience.waited >= ENDED_S && ended_rank(n) >= 0)) stop_late(n, &at);
+}
+
+/* ---- Communicators --------------------------------------------------------------------------------------- */
+
+/* Whoever is in a call of NCCL looks itself. */
+static void look_at_communicators(par_nccl *n)
+{
+    char where[PAR_WHERE_BYTES];
+    int result = NCCL_SUCCESS;
+    if (pthread_mutex_trylock(&n->lock) != 0) return;
+    for (const par_nccl_group *g = n->groups; g && (result == NCCL_SUCCESS || result == NCCL_IN_PROGRESS); g = g->next)
+        if (g->comm && n->lib.comm_get_async_error(g->comm, &result) != NCCL_SUCCESS) result = NCCL_SUCCESS;
+    pthread_mutex_unlock(&n->lock);
+    if (result != NCCL_SUCCESS && result != NCCL_IN_PROGRESS) par_nccl_stop(n, result, par_where(own_area(n), where));
+}
+
+static bool lock_within(pthread_mutex_t *lock, double seconds)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += (time_t)seconds;
+    return pthread_mutex_timedlock(lock, &until) == 0;
+}
+
+/* All at once: to give one up is done when kernels that may wait for another's have ended. */
+static void give_up(par_nccl *n)
+{
+    atomic_store(&n->given_up, true);
+    bool locked = lock_within(&n->lock, SECONDS_IN_NCCL);
+    n->lib.group_start();
+    for (par_nccl_group *g = n->groups; g; g = g->next)
+        if (g->comm) n->lib.comm_abort(g->comm);
+    n->lib.group_end();
+    if (locked) pthread_mutex_unlock(&n->lock);
+}
+
+/* Nobody else is there any more. */
+static void give_back(par_nccl *n)
+{
+    bool all = true;
+    for (par_nccl_group *g = n->groups; g; g = g->next) n->lib.comm_finalize(g->comm);
+    for (par_nccl_group *g = n->groups; g && all; g = g->next) all = par_nccl_settle(n, g->comm, NCCL_IN_PROGRESS) == NCCL_SUCCESS;
+    if (!all) {
+        give_up(n);
+        return;
+    }
+    for (par_nccl_group *g = n->groups; g; g = g->next) n->lib.comm_destroy(g->comm);
+}
+
+/* ---- The thread ------------------------------------------------------------------------------------------ */
+
+static void *watch(void *argument)
+{
+    par_nccl *n = argument;
+    par_world *world = n->me->world;
+    progress p = { .patience.before = par_seconds() };
+    n->options.queue->use(n->device);
+    while (!atomic_load(&n->closing) && !par_broken(world)) {
+        if (world->mpi) par_mpi_look(world);
+        look_at_communicators(n);
+        look_at_progress(n, &p);
+        nanosleep(&(struct timespec){ .tv_nsec = (long)(1e9 * LOOK_S) }, NULL);
+    }
+    if (par_broken(world)) give_up(n);
+    else give_back(n);
+    atomic_store(&n->gone, true);
+    return NULL;
+}
+
+bool par_nccl_watch(par_nccl *n)
+{
+    n->handed_run = atomic_load(&own_area(n)->run);
+    int error = td_thread_start(&n->watcher, watch, n);
+    n->watched = error == 0;
+    if (error) td_fail(n->me->td, TD_ERROR_PARALLEL, "no thread could be started: %s", strerror(error));
+    return n->watched;
+}
