@@ -491,6 +491,9 @@ typedef struct td_transport {
     void *self;
     const char *name;
     bool on_device;
+    /* A plan will call with operands of so many bytes, in and out: what a call needs besides is made in the first run of a plan, which is
+     * not captured. NULL: nothing. */
+    bool (*expect)(void *self, int64_t in_bytes, int64_t out_bytes);
     bool (*all_reduce)(void *self, int axis, void *data, int64_t count, td_dtype dtype);                    /* in place */
     bool (*reduce_scatter)(void *self, int axis, const void *in, void *out, int64_t count, td_dtype dtype); /* in: ranks x count */
     bool (*all_gather)(void *self, int axis, const void *in, void *out, int64_t count, td_dtype dtype);     /* out: ranks x count */

@@ -2,6 +2,7 @@
 #ifndef TANDEM_PARALLEL_STRATEGY_H
 #define TANDEM_PARALLEL_STRATEGY_H
 
+#include "parallel/collectives.h"
 #include "parallel/world.h"
 
 enum { PAR_MOST_RANKS = 1 << 20 };            /* of one axis */
@@ -74,11 +75,5 @@ uint32_t par_copy_of_members(td_context *td, const par_narrow *narrow);
 /* Emits the copy's value, if it is current; TD_NONE: it must be made, and left for the steps that follow. */
 td_id par_copied(td_program *p, uint32_t copy, const td_node *reader);
 bool par_leave_copy(td_program *p, uint32_t copy, td_id value, const td_node *reader);
-
-/* ---- Collectives as operations (collectives.c) */
-typedef struct par_collective_attr { int32_t axis, last, dim, pad; } par_collective_attr; /* over axes `axis` to `last` of the mesh */
-/* par_op_own_members: ranges of flat sharded inputs, each at an offset of the output. */
-typedef struct par_member_range { int64_t input, from, to, elements; } par_member_range;
-extern const td_op par_op_all_reduce, par_op_reduce_scatter, par_op_all_gather, par_op_own_part, par_op_count_once, par_op_own_members;
 
 #endif
