@@ -140,8 +140,7 @@ void td_plan_check_nan(td_context *td, const td_planned *plan, const td_task *ta
 
 td_device_kernel td_kernel_on(const td_context *td, const td_op *op)
 {
-    bool foretold = td->options.gpu && op->flags & TD_OP_OF_RANKS; /* what it needs does not depend on who has its kernel */
-    return td->device->is_gpu && !foretold ? op->cuda : (td_device_kernel){ op->cpu, op->prepare, op->release };
+    return td->device->is_gpu ? op->cuda : (td_device_kernel){ op->cpu, op->prepare, op->release };
 }
 
 /* ---- The CPU */

@@ -188,7 +188,6 @@ enum {
     TD_OP_INPLACE = 1 << 7,                   /* output i may use input inplace[i]'s memory: written only after the same element is read */
     TD_OP_VIRTUAL = 1 << 8,                   /* replaced by a pass before `plan` */
     TD_OP_COPY = 1 << 9,                      /* between the memories of device and host */
-    TD_OP_OF_RANKS = 1 << 10,                 /* place's own: planned for a GPU that is described though none has its kernel yet */
 };
 
 /* One operand of a kernel: this rank's part of the value. */
