@@ -249,6 +249,14 @@ static bool post(par_local *me, uint32_t index, par_post said, const td_program 
     return true;
 }
 
+void par_begin_run(par_local *me, par_moment at)
+{
+    par_area *area = &me->world->segment->area[me->rank];
+    atomic_store(&area->step, par_step_of(at));
+    atomic_store(&area->run, at.run + 1);
+    atomic_store(&area->call, 0);
+}
+
 bool par_agree(par_world *world, int rank, td_context *td, par_moment at, const td_program *recording,
                uint64_t fingerprint, bool is_new_plan)
 {
@@ -260,9 +268,7 @@ bool par_agree(par_world *world, int rank, td_context *td, par_moment at, const 
     if (!world->segment) return true;
     par_area *area = &world->segment->area[rank];
     me->td = td;
-    atomic_store(&area->step, par_step_of(at));
-    atomic_store(&area->run, at.run + 1);
-    atomic_store(&area->call, 0);
+    if (!me->behind) par_begin_run(me, at);
     if (world->mpi) par_mpi_listen(world);
     if (par_broken(world)) return par_stopped(me);
     if (world->ranks == 1) return true;

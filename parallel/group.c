@@ -80,7 +80,7 @@ bool par_group_begin(void *self, int axes, par_meeting meeting, par_group *g)
     else if (!par_group_find(me, axes, g)) return false;
     par_area *area = par_group_area(g, g->at);
     me->called = par_seconds();
-    atomic_fetch_add(&area->calls, 1);
+    if (!me->uncounted) atomic_fetch_add(&area->calls, 1);
     meeting.call = atomic_fetch_add(&area->call, 1) + 1;
     meeting.run = atomic_load(&area->run) - 1;
     meeting.step = atomic_load(&area->step);
@@ -96,8 +96,8 @@ bool par_group_begin(void *self, int axes, par_meeting meeting, par_group *g)
 bool par_group_finish(const par_group *g)
 {
     par_area *area = par_group_area(g, g->at);
-    atomic_fetch_add(&area->sent, par_bytes_sent((par_collective)g->meeting.kind, g->size, g->meeting.count,
-                                                 (td_dtype)g->meeting.dtype));
+    int64_t sent = par_bytes_sent((par_collective)g->meeting.kind, g->size, g->meeting.count, (td_dtype)g->meeting.dtype);
+    if (!g->me->uncounted) atomic_fetch_add(&area->sent, sent);
     atomic_store(&area->collective, PAR_NO_COLLECTIVE);
     par_add_waited(g->me, g->me->called);
     return true;
@@ -191,5 +191,6 @@ bool par_group_mesh(par_world *world, int rank, td_context *td, const td_mesh *m
     }
     me->td = td;
     me->mesh = *mesh;
+    me->behind = false;
     return true;
 }

@@ -84,7 +84,7 @@ void par_break(par_world *world, int who, const char *format, ...)
 
 bool par_stopped(par_local *me)
 {
-    td_fail(me->td, TD_ERROR_PARALLEL, "%s", par_broken(me->world));
+    if (me->td) td_fail(me->td, TD_ERROR_PARALLEL, "%s", par_broken(me->world));
     return false;
 }
 

@@ -18,6 +18,7 @@
 #include "parallel/meet.h"
 #include "parallel/mpi.h"
 #include "parallel/nccl.h"
+#include "parallel/staged.h"
 
 static const uint64_t MAGIC = 0x74646d2d776f726c;
 static const int64_t STAGING_BYTES = 524288, STAGING_LEAST = 4096, PAGE = 4096;
@@ -174,6 +175,7 @@ void par_world_close(par_world *world)
 {
     if (!world) return;
     par_nccl_close(world);
+    par_staged_close(world);
     if (world->mpi) par_mpi_close(world);
     if (world->meet) par_meet_close(world);
     par_segment_close(world);

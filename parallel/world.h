@@ -150,7 +150,7 @@ typedef struct par_pace {
 typedef struct par_local {
     par_world *world;
     int rank;
-    td_context *td;                            /* where failures go */
+    td_context *td;                            /* where failures go; NULL: they stop the world alone */
     td_mesh mesh;
     int yields;                                /* how long to look before sleeping */
     char options[PAR_OPTIONS_BYTES];
@@ -161,6 +161,10 @@ typedef struct par_local {
     _Atomic int32_t breaks;                    /* one of its threads stops the world: others do not write over the text */
     _Atomic int64_t busy_since_ns, busy_ns;    /* how long it has been busy; 0: it is not */
     par_pace pace;
+    bool behind;                               /* its collectives come later than the run they belong to is posted; what carries them says
+                                                  where they are */
+    bool uncounted;                            /* who calls its collectives counts them */
+    struct par_staged *staged;                 /* what takes its GPU's buffers through the host (staged.h); NULL: nothing */
     struct par_nccl *nccl;                     /* what connects its GPU with others' (nccl.h); NULL: nothing */
 } par_local;
 
@@ -171,6 +175,7 @@ struct par_world {
     struct par_mpi *mpi;                       /* the segment is this process's own, others' areas are copies (mpi.h); NULL: shared */
     struct par_meet *meet;                     /* ranks have met by their variables (meet.h); NULL: otherwise */
     par_local *local;                          /* `here` of them; NULL: planning only, or the launcher's */
+    const char *on_device;                     /* the transport between GPUs that a context has chosen last; NULL: none */
 };
 
 /* Makes the memory of a world; fd NULL: for threads, else a descriptor (close-on-exec) that processes may map. false:
@@ -278,6 +283,8 @@ bool par_transport_none(par_world *world, int rank, td_context *td, td_transport
 /* What must be equal on all ranks, as "strategy=ddp batch=144 ..."; before the first step. What is longer than PAR_OPTIONS_BYTES is
  * compared, but not named. */
 void par_agree_options(par_world *world, int rank, const char *options);
+/* The rank's collectives belong to this run from now on. */
+void par_begin_run(par_local *me, par_moment at);
 /* Posts a run before it begins and compares it with what others posted; for a new plan after all have. A run with
  * any difference stops the world with the name of the first differing option or operation. false: the context has
  * failed. */
