@@ -1,5 +1,5 @@
 /* par_attach: a context joins a world under a strategy. */
-#include "parallel/strategy.h"
+#include "parallel/gpus.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -58,7 +58,9 @@ static bool agree(void *self, int64_t run, const td_program *recording, uint64_t
     par_attached *a = self;
     bool evaluates = td_get_mode(a->td) == TD_EVAL;
     par_moment at = { .run = run, .step = td_updates(a->td) + !evaluates, .evaluates = evaluates };
-    return par_agree(a->world, a->rank, a->td, at, recording, fingerprint, is_new_plan);
+    if (a->staged && !par_staged_before(a->staged, at, is_new_plan)) return false;
+    if (!par_agree(a->world, a->rank, a->td, at, recording, fingerprint, is_new_plan)) return false;
+    return !a->staged || par_staged_begin(a->staged, at);
 }
 
 static void failed(void *self, const char *text)
@@ -180,6 +182,7 @@ bool par_attach(td_context *td, par_world *world, int rank, const par_options *o
           : runs     ? par_transport_local(world, rank, td, &parallel.mesh, &a->transport)
                      : par_transport_none(world, rank, td, &a->transport)))
         return false;
+    if (runs && !par_carry(a, &parallel.mesh)) return false;
     if (runs && ranks > 1) parallel.agree = agree;
     parallel.transport = &a->transport;
     parallel.places = places_of(td, &parallel.mesh, a->axis, o.offload);

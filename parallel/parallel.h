@@ -72,6 +72,8 @@ typedef struct par_options {
     int offload;                /* PAR_OFFLOAD_OPTIMIZER: moments; | PAR_OFFLOAD_PARAMETERS: parameters, but for those that stay whole,
                                    as they are stored, without copies; 0: nothing. Row-sparse tables cannot be updated then. */
     const char *agreed;         /* what else must be the same on all ranks, as "batch=144 lr=0.1"; what differs is named. NULL: nothing */
+    bool share_gpu;             /* ranks may share a GPU: collectives between all of them go through their hosts' memory then, for trying
+                                   strategies and not for speed. Only ranks that are processes. Else each rank has one of its own. */
     td_dtype reduce_dtype;      /* gradients are summed over ranks in it: TD_BF16; 0 (TD_F32): as parameters are stored */
 } par_options;
 
@@ -128,7 +130,13 @@ TD_API par_world *par_world_scheduled(const par_world_options *options, int *ran
 TD_API bool par_tells_error(par_world *world, int rank);
 /* How many ranks run on the rank's host (and may use the same cores); *index: which of them it is. */
 TD_API int par_neighbours(const par_world *world, int rank, bool same_cores, int *index);
-/* "4 ranks on 2 hosts (a, b), transport mpi". */
+/* GPUs that this process sees; 0: none, or a build without CUDA. */
+TD_API int par_gpus(void);
+/* The GPU that rank number `index` of the `ranks` on its host opens where `device` is asked for and `gpus` are seen: of "cuda" the one of
+ * its number; a device that is named by its number is that of all. false and a message: they are too few. */
+enum { PAR_GPU_NAME = 32 };
+TD_API bool par_gpu_of_rank(const char *device, int index, int ranks, int gpus, char name[PAR_GPU_NAME], char *message, size_t room);
+/* "4 ranks on 2 hosts (a, b), transport mpi"; of GPUs what a context has joined it with: "transport staged over local". */
 TD_API void par_world_text(const par_world *world, char *text, size_t room);
 
 /* Stops the world: every rank fails with "rank R: <text>", from its first step on "rank R after call 14 of step 7: <text>". The

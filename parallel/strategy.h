@@ -33,6 +33,7 @@ typedef struct par_attached {
     int between_axis;                         /* between groups that keep what they gathered for the forward; -1: none */
     par_options options;                      /* what 0 stands for filled in */
     td_transport transport;
+    struct par_local *staged;                 /* this rank, whose collectives come behind their run (staged.h); NULL: they do not */
 } par_attached;
 
 /* ---- Units (units.c) */

@@ -73,8 +73,6 @@ static int thread_share(const run_loop *run)
 static const char *missing(const run_loop *run, td_dtype *dtype)
 {
     const char *name = run_flags_text(&run->flags, "dtype");
-    if (strcmp(run_flags_text(&run->flags, "device"), "cpu") && run->ranks > 1 && run->flags.command != RUN_PLAN)
-        return "--device cuda runs on one GPU: leave out --ranks, or --device to run on the CPU";
     if (!td_dtype_named(name, dtype)) return "--dtype fp8 cannot be had: use f32, bf16 or f16, or f64 on the CPU";
     return NULL;
 }
@@ -98,13 +96,27 @@ static void open_for_gpu(run_loop *run, td_options *options)
     run->td = td_open(options);
 }
 
+/* Of several ranks each has a GPU of its own, unless one is named for all; NULL: refused. */
+static const char *own_device(run_loop *run, char name[PAR_GPU_NAME])
+{
+    const char *device = run_flags_text(&run->flags, "device");
+    char message[512];
+    int index, ranks = run->world ? par_neighbours(run->world, run->rank, false, &index) : 1;
+    if (ranks == 1 || strcmp(device, "cuda") != 0) return device;
+    if (par_gpu_of_rank(device, index, ranks, par_gpus(), name, message, sizeof message)) return name;
+    par_stop_world(run->world, run->rank, message); /* all ranks of a host find the same */
+    run_fail_usage(run, "%s", message);
+    return NULL;
+}
+
 static void open_context(run_loop *run)
 {
     td_dtype dtype = TD_F32;
-    const char *lacks = missing(run, &dtype);
+    char gpu[PAR_GPU_NAME];
+    const char *lacks = missing(run, &dtype), *device = lacks ? NULL : own_device(run, gpu);
     td_allocator allocator = { .user = &run->memory, .get = counted_get, .put = counted_put };
     td_options options = {
-        .device = lacks ? NULL : run_flags_text(&run->flags, "device"),
+        .device = device,
         .dtype = lacks ? TD_F32 : dtype,
         .seed = (uint64_t)run_flags_whole(&run->flags, "seed"),
         .threads = thread_share(run),
@@ -156,6 +168,7 @@ static par_options strategy_options(const run_loop *run)
         .keep_group = run_reshard_group(run),
         .prefetch = (int)run_flags_whole(f, "prefetch"),
         .offload = offload_of(run),
+        .share_gpu = strchr(run_flags_text(f, "device"), ':') != NULL,
         .reduce_dtype = reduce && !strcmp(reduce, "bf16") ? TD_BF16 : TD_F32,
     };
 }

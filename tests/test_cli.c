@@ -615,7 +615,6 @@ START_TEST(test_data_that_is_wrong_is_named)
           "nine.csv: 9 rows, at least 10 are needed: every tenth is kept for testing" },
         { 1, "$MLP train --data nowhere --batch 24 --ranks 2", "nowhere: No such file or directory" },
         { 2, "$MLP train --data $DATA --device gpu", "device 'gpu' is not known" },
-        { 1, "$MLP train --data $DATA --batch 24 --ranks 2 --device cuda", "leave out --ranks" },
         { 1, "$MLP train --data $DATA --dtype fp8", "--dtype fp8 cannot be had: use f32, bf16 or f16, or f64 on the CPU" });
 }
 END_TEST

@@ -176,6 +176,8 @@ START_TEST(test_what_runs_needs_a_gpu)
     }
     ck_assert_sh(1, "$MLP bench --device cuda --hidden 16 --batch 8 --steps 2");
     ck_assert_str_has(err_text, "device 'cuda' cannot be had");
+    ck_assert_sh(1, "$MLP bench --device cuda --ranks 2 --strategy ddp --hidden 16 --batch 8 --steps 2");
+    ck_assert_str_has(err_text, "device 'cuda' cannot be had");
     ck_assert_sh(1, "$MLP plan --device cuda --dtype f64 --hidden 16 --batch 8");
     ck_assert_str_has(err_text, "dtype f64 cannot be had on a GPU");
     ck_assert_sh(2, "$MLP plan --device cudo --hidden 16 --batch 8");

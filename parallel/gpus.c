@@ -1,0 +1,129 @@
+/* Which GPU a rank has, and what carries collectives between those of a world: NCCL where each rank has one of its own; where ranks share
+ * one, if that was asked for, the host's memory.
+ *
+ * Whether ranks share is not a matter of names: each may see its own GPUs alone, as launchers arrange, under the same name. So each tells
+ * the others what its GPU is.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "parallel/gpus.h"
+#include "parallel/transport_nccl.h"
+
+#ifdef TANDEM_CUDA
+static const par_device *const cuda = &par_cuda_device;
+int par_gpus(void) { return par_cuda_count(); }
+#else
+static const par_device *const cuda = NULL;
+int par_gpus(void) { return 0; }
+#endif
+
+/* ---- Which GPU ------------------------------------------------------------------------------------------- */
+
+/* What is to be done where ranks have too few GPUs. */
+static void too_few(int ranks, int gpus, char *message, size_t room)
+{
+    snprintf(message, room, "%d ranks of this host have %d GPU%s, and a rank needs one of its own: start no more than %d, or, to try strategies "
+             "and not for speed, put all ranks on one by its name (--device cuda:0)", ranks, gpus, gpus == 1 ? "" : "s", gpus);
+}
+
+bool par_gpu_of_rank(const char *device, int index, int ranks, int gpus, char name[PAR_GPU_NAME], char *message, size_t room)
+{
+    *message = 0;
+    snprintf(name, PAR_GPU_NAME, "%s", device);
+    if (strcmp(device, "cuda") != 0 || gpus < 2) return true; /* where one is seen, each rank may see another */
+    if (index < gpus && ranks <= gpus) snprintf(name, PAR_GPU_NAME, "cuda:%d", index);
+    else too_few(ranks, gpus, message, room);
+    return !*message;
+}
+
+/* ---- What carries collectives ---------------------------------------------------------------------------- */
+
+par_gpu_use par_gpu_use_of(const uint64_t *keys, int ranks, int rank)
+{
+    par_gpu_use u = { 0 };
+    for (int r = 0; r < ranks; r++) {
+        bool first = true;
+        for (int before = 0; before < r; before++) first = first && keys[before] != keys[r];
+        u.gpus += first;
+        u.with += keys[r] == keys[rank];
+    }
+    u.shared = u.gpus < ranks;
+    return u;
+}
+
+/* Each rank's key, through the CPU's transport, uncounted: steps send nothing of it. */
+static bool tell_keys(par_world *world, int rank, const td_transport *inner, int axes, uint64_t own, uint64_t *keys)
+{
+    par_area *area = &world->segment->area[rank];
+    int64_t calls, sent = inner->sent(inner->self, &calls);
+    bool told = inner->all_gather(inner->self, td_axes(0, axes - 1), &own, keys, 1, TD_I64);
+    atomic_store(&area->calls, calls);
+    atomic_store(&area->sent, sent);
+    return told;
+}
+
+/* Of the ranks on `rank`'s host. */
+static int gpus_of_host(const par_world *world, int rank, const uint64_t *keys, int *ranks)
+{
+    uint64_t here[PAR_MAX_RANKS];
+    *ranks = 0;
+    for (int r = 0; r < world->ranks; r++)
+        if (!world->mpi || par_mpi_same_host(world->mpi, r, rank)) here[(*ranks)++] = keys[r];
+    return par_gpu_use_of(here, *ranks, 0).gpus;
+}
+
+/* All ranks find the same, and one tells it. */
+static bool refuse(par_attached *a, td_code code, const char *text)
+{
+    par_stop_world(a->world, a->rank, text);
+    td_fail(a->td, code, "%s", text);
+    return false;
+}
+
+static bool refuse_sharing(par_attached *a, const uint64_t *keys)
+{
+    char text[512];
+    int ranks, gpus = gpus_of_host(a->world, a->rank, keys, &ranks);
+    if (ranks == gpus) snprintf(text, sizeof text, "ranks of another host share a GPU, where each needs one of its own");
+    else too_few(ranks, gpus, text, sizeof text);
+    return refuse(a, TD_ERROR_USAGE, text);
+}
+
+static bool carry_shared(par_attached *a, const par_device *device, const par_gpu_use *use)
+{
+    td_transport inner = a->transport;
+    if (a->world->here > 1) /* their driver calls one function at a time, and each waits for the other's */
+        return refuse(a, TD_ERROR_UNSUPPORTED, "ranks that are threads of one process cannot share a GPU: start each as a process (--ranks)");
+    if (!par_transport_staged(a->world, a->rank, a->td, &inner, device, &a->transport)) return false;
+    a->staged = par_local_at(a->world, a->rank);
+    a->world->on_device = "staged";
+    if (a->rank == 0)
+        td_message(a->td, TD_LOG_INFO, "%d ranks share cuda:%d: collectives go through the host's memory; for trying strategies, not for speed",
+                   use->with, device->number(td_queue(a->td)));
+    return true;
+}
+
+static bool carry_apart(par_attached *a)
+{
+    td_transport inner = a->transport;
+    a->world->on_device = "nccl";
+    return par_transport_nccl(a->world, a->rank, a->td, &inner, &a->transport);
+}
+
+bool par_carry_by(par_attached *a, const td_mesh *mesh, const par_device *device)
+{
+    uint64_t keys[PAR_MAX_RANKS], own = device->key(td_queue(a->td));
+    if (!own) td_fail(a->td, TD_ERROR_DEVICE, "rank %d: CUDA does not tell which GPU it has", a->rank);
+    if (!own || !tell_keys(a->world, a->rank, &a->transport, mesh->axes, own, keys)) return false;
+    par_gpu_use use = par_gpu_use_of(keys, a->world->ranks, a->rank);
+    if (!use.shared) return carry_apart(a);
+    return a->options.share_gpu ? carry_shared(a, device, &use) : refuse_sharing(a, keys);
+}
+
+bool par_carry(par_attached *a, const td_mesh *mesh)
+{
+    a->world->on_device = NULL;
+    return !cuda || !td_queue(a->td) || mesh->axes == 0 || par_carry_by(a, mesh, cuda);
+}
