@@ -29,8 +29,11 @@ typedef struct job {
     bool gathered;                            /* units stay gathered after the forward */
     int group;                                /* or by groups of so many ranks */
     int offload;
+    const char *device;                       /* of all ranks; NULL: the CPU */
     double losses[STEPS];
     double parameters;                        /* a sum over all of them at the end, each with a weight of its own */
+    int64_t sent, calls;                      /* by the last step of all */
+    int64_t planned_sent, planned_calls;      /* the same, as its plan has it */
     char error[512];
 } job;
 
@@ -172,16 +175,25 @@ static int train(par_world *world, int rank, void *user)
     const run_of *r = user;
     job own = *r->asked;
     bool tensor = strstr(own.strategy, "+tp") != NULL;
-    td_context *td = td_open(&(td_options){ .dtype = own.dtype, .seed = 7, .threads = 1, .poison = true, .log = quiet });
+    td_context *td = td_open(&(td_options){ .device = own.device, .dtype = own.dtype, .seed = 7, .threads = 1, .log = quiet,
+                                            .poison = !own.device }); /* on a GPU steps are graphs without it */
     par_attach(td, world, rank, &(par_options){ .strategy = own.strategy, .bucket_bytes = 3000, .unit_elements = 500, .whole_elements = 30,
-                                                .keep_gathered = own.gathered, .keep_group = own.group, .offload = own.offload,
+                                                .keep_gathered = own.gathered, .keep_group = own.group, .offload = own.offload, .share_gpu = true,
                                                 .tensor_columns = !tensor ? NULL : own.gpt ? "h.*.mlp.c_fc" : "second,base",
                                                 .tensor_rows = !tensor ? NULL : own.gpt ? "h.*.mlp.c_proj" : "out" });
     net n = { 0 };
     make_net(&n, td, &own);
     opt_optimizer *opt = make_optimizer(td_root(td), &own);
     bool good = true;
-    for (int s = 0; s < STEPS && good; s++) good = one_update(&n, opt, &own, &own.losses[s]);
+    int64_t before = 0, calls_before = 0;
+    for (int s = 0; s < STEPS && good; s++) {
+        if (s == STEPS - 1) before = par_sent(world, rank, &calls_before);
+        good = one_update(&n, opt, &own, &own.losses[s]);
+    }
+    own.sent = par_sent(world, rank, &own.calls) - before;
+    own.calls -= calls_before;
+    own.planned_sent = td_last_report(td).comm_bytes;
+    own.planned_calls = td_last_report(td).comm_calls;
     own.parameters = sum_of_parameters(td);
     good = td_error(td) == TD_OK;
     snprintf(own.error, sizeof own.error, "%s", td_error_text(td));
