@@ -18,7 +18,7 @@ static void check(const td_kernel *k, cudaError_t status)
 
 static void copy_run(const td_kernel *k, void *to, const void *from, int64_t bytes)
 {
-    check(k, cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDeviceToDevice, queue_of(k)));
+    check(k, cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDefault, queue_of(k)));
 }
 
 static void copy(const td_kernel *k, const par_copy *c)
@@ -27,7 +27,7 @@ static void copy(const td_kernel *k, const par_copy *c)
     if (adjacent) copy_run(k, c->to, c->from, c->rows * c->bytes);
     else if (c->to_step <= MOST_STEP && c->from_step <= MOST_STEP)
         check(k, cudaMemcpy2DAsync(c->to, (size_t)c->to_step, c->from, (size_t)c->from_step, (size_t)c->bytes, (size_t)c->rows,
-                                   cudaMemcpyDeviceToDevice, queue_of(k)));
+                                   cudaMemcpyDefault, queue_of(k)));
     else
         for (int64_t r = 0; r < c->rows; r++) copy_run(k, c->to + r * c->to_step, c->from + r * c->from_step, c->bytes);
 }

@@ -176,7 +176,8 @@ TD_API void par_busy(par_world *world, int rank, bool busy);
 TD_API int64_t par_sent(const par_world *world, int rank, int64_t *calls);
 
 /* Seconds the rank has spent in collectives and waiting for others to agree since the world opened: what nothing overlaps,
- * since collectives between CPU ranks are called in line. Of a rank of this process. */
+ * since collectives between CPU ranks are called in line. Of ranks that share a GPU: in what the host does of collectives, whatever is
+ * computed beside it. Of a rank of this process. */
 TD_API double par_waited_s(const par_world *world, int rank);
 /* Seconds a step that rank `of` computes, on average since the third step: without collectives, waiting and what it was busy
  * with. As rank 0 has heard it; NaN: not known. A rank that takes 1.5 times as long as the others' median, for 20 steps, is
