@@ -1,17 +1,9 @@
 /* Loading Open MPI.
  */
-#include <dlfcn.h>
 #include <stdio.h>
-#include <string.h>
 
+#include "parallel/library.h"
 #include "parallel/mpi_library.h"
-
-static bool find(void *library, const char *name, void *to)
-{
-    void *at = dlsym(library, name);
-    memcpy(to, &at, sizeof at); /* a function's address or an object's: of one size where there is dlsym */
-    return at != NULL;
-}
 
 /* Plugins of Open MPI's own look its symbols up in the whole program, so they must be global. */
 bool mpi_library_load(const char *file, mpi_library *out, char *message, size_t room)
@@ -32,7 +24,7 @@ bool mpi_library_load(const char *file, mpi_library *out, char *message, size_t 
         { "ompi_mpi_errors_return", &out->errors_return },
     };
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
-        if (find(library, wanted[i].name, wanted[i].to)) continue;
+        if (par_library_find(library, wanted[i].name, wanted[i].to)) continue;
         snprintf(message, room, "%.100s has no %s: it is another MPI than Open MPI, which is needed (Debian's package libopenmpi3)", file,
                  wanted[i].name);
         return false;

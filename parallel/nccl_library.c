@@ -1,9 +1,8 @@
 /* Loading NCCL.
  */
-#include <dlfcn.h>
 #include <stdio.h>
-#include <string.h>
 
+#include "parallel/library.h"
 #include "parallel/nccl_library.h"
 
 #define INSTALL "install NCCL 2.23 or newer (libnccl2 of NVIDIA's packages, or pip's nvidia-nccl-cu13), or name the folder of its " \
@@ -14,14 +13,6 @@ const char *nccl_version_text(int version, char to[NCCL_VERSION_BYTES])
     int thousands = version < 10000 ? 1000 : 10000; /* as versions to 2.8 were numbered, and those since */
     snprintf(to, NCCL_VERSION_BYTES, "%d.%d.%d", version / thousands, version % thousands / 100, version % 100);
     return to;
-}
-
-/* A function's address, which is of one size with an object's where there is dlsym. */
-static bool find(void *library, const char *name, void *to)
-{
-    void *at = dlsym(library, name);
-    memcpy(to, &at, sizeof at);
-    return at != NULL;
 }
 
 static bool find_all(void *library, const char *file, nccl_library *out, char *message, size_t room)
@@ -37,11 +28,11 @@ static bool find_all(void *library, const char *file, nccl_library *out, char *m
         { "ncclGroupStart", &out->group_start },          { "ncclGroupEnd", &out->group_end },
     };
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
-        if (find(library, wanted[i].name, wanted[i].to)) continue;
+        if (par_library_find(library, wanted[i].name, wanted[i].to)) continue;
         snprintf(message, room, "%.100s has no %s, so it is not the NCCL that ranks on GPUs need: " INSTALL, file, wanted[i].name);
         return false;
     }
-    find(library, "ncclAlltoAll", &out->all_to_all);
+    par_library_find(library, "ncclAlltoAll", &out->all_to_all);
     return true;
 }
 
@@ -53,7 +44,7 @@ bool nccl_library_load(const char *file, nccl_library *out, char *message, size_
         snprintf(message, room, "ranks on several GPUs need NCCL, which could not be loaded (%.200s): " INSTALL, dlerror());
         return false;
     }
-    bool versioned = find(library, "ncclGetVersion", &out->get_version) && out->get_version(&out->version) == NCCL_SUCCESS;
+    bool versioned = par_library_find(library, "ncclGetVersion", &out->get_version) && out->get_version(&out->version) == NCCL_SUCCESS;
     if (versioned && out->version < NCCL_LEAST_VERSION) {
         snprintf(message, room, "%.100s is NCCL %s, which is too old for ranks on several GPUs: " INSTALL, file,
                  nccl_version_text(out->version, text));
