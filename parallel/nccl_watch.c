@@ -19,10 +19,13 @@
 static const double LOOK_S = 0.02;       /* between looks */
 static const double SECONDS_IN_NCCL = 2; /* a call that has not returned by then does not */
 static const double ENDED_S = 5;         /* what another rank had to give before it ended has come by then */
+static const double DOUBT_S = 1;         /* who only knows that its GPU waits leaves so long to others, to say what they know */
 
 /* What the rank had come to when the watcher last looked. */
 typedef struct progress {
     int64_t passed, run, call;
+    bool on_device, on_host;             /* a run waits there to be done */
+    par_nccl_mark at;                    /* the oldest such run */
     par_patience patience;
 } progress;
 
@@ -44,18 +47,20 @@ void par_nccl_mark_run(par_nccl *n)
     pthread_mutex_unlock(&n->marks_lock);
 }
 
-/* Whether a run has been begun and not passed; which. */
-static bool is_under_way(par_nccl *n, par_nccl_mark *at, int64_t *passed)
+/* Finds the oldest run that has not been passed. */
+static void look_at_runs(par_nccl *n, progress *p)
 {
     const par_area *area = own_area(n);
     pthread_mutex_lock(&n->marks_lock);
     while (n->passed < n->marked && n->options.queue->has_passed(n->mark[n->passed % PAR_NCCL_MARKS].mark)) n->passed++;
-    bool on_device = n->passed < n->marked, on_host = atomic_load(&area->run) != n->handed_run;
-    *at = (par_nccl_mark){ .step = atomic_load(&area->step), .posted = atomic_load(&area->posted.value) };
-    if (on_device) *at = n->mark[n->passed % PAR_NCCL_MARKS];
-    *passed = n->passed;
+    p->on_device = n->passed < n->marked;
+    p->on_host = atomic_load(&area->run) != n->handed_run;
+    p->at = (par_nccl_mark){ .step = atomic_load(&area->step), .posted = atomic_load(&area->posted.value) };
+    if (p->on_device) p->at = n->mark[n->passed % PAR_NCCL_MARKS];
+    p->passed = n->passed;
+    p->run = atomic_load(&area->run);
+    p->call = atomic_load(&area->call);
     pthread_mutex_unlock(&n->marks_lock);
-    return on_device || on_host;
 }
 
 /* Another rank that has ended, or that has not come to the run; -1: none. */
@@ -75,37 +80,39 @@ static int rank_behind(const par_nccl *n, uint32_t posted)
     return -1;
 }
 
-static void stop_late(const par_nccl *n, const par_nccl_mark *at)
+/* Whoever is late is named, if that is known. */
+static void stop_late(const par_nccl *n, const progress *p, int ended, int behind)
 {
     par_world *world = n->me->world;
     char step[PAR_STEP_BYTES];
-    int rank = n->me->rank, ended = ended_rank(n), behind = rank_behind(n, at->posted);
+    int rank = n->me->rank;
     double timeout_s = world->segment->timeout_s;
-    par_step_text(at->step, step);
+    par_step_text(p->at.step, step);
     atomic_store(&own_area(n)->cause, PAR_LATE);
     if (ended >= 0) par_break(world, rank, "rank %d ended before %s", ended, step);
     else if (behind >= 0) par_break(world, rank, "rank %d did not arrive at %s within %g s", behind, step, timeout_s);
     else
-        par_break(world, rank, "rank %d's GPU has not finished %s within %g s, though all ranks have begun it; NCCL_DEBUG=INFO in the environment "
-                  "makes NCCL tell more, and --timeout allows for longer steps", rank, step, timeout_s);
+        par_break(world, rank, "rank %d%s has not come through %s within %g s, though all ranks have begun it; NCCL_DEBUG=INFO in the environment "
+                  "makes NCCL tell more, and a longer timeout allows for longer steps", rank, p->on_device ? "'s GPU" : "", step, timeout_s);
 }
 
 /* A wait of the host for another rank has a deadline of its own. */
 static void look_at_progress(par_nccl *n, progress *p)
 {
-    const par_area *area = own_area(n);
-    par_nccl_mark at;
     progress now = { .patience.before = par_seconds() };
-    bool under_way = is_under_way(n, &at, &now.passed);
-    now.run = atomic_load(&area->run);
-    now.call = atomic_load(&area->call);
-    if (!under_way || now.passed != p->passed || now.run != p->run || now.call != p->call || atomic_load(&area->waits_for)) {
+    look_at_runs(n, &now);
+    bool moved = now.passed != p->passed || now.run != p->run || now.call != p->call;
+    if (moved || !(now.on_device || now.on_host) || atomic_load(&own_area(n)->waits_for)) {
         *p = now;
         return;
     }
+    now.patience = p->patience;
+    *p = now;
     par_patient(n->me->world->segment, &p->patience);
-    bool late = p->patience.waited >= n->me->world->segment->timeout_s;
-    if (late || (p->patience.waited >= ENDED_S && ended_rank(n) >= 0)) stop_late(n, &at);
+    int ended = ended_rank(n), behind = rank_behind(n, p->at.posted);
+    bool certain = ended >= 0 || behind >= 0 || !p->on_device;
+    double most = n->me->world->segment->timeout_s + (certain ? 0 : DOUBT_S);
+    if (p->patience.waited >= (ended >= 0 && ENDED_S < most ? ENDED_S : most)) stop_late(n, p, ended, behind);
 }
 
 /* ---- Communicators --------------------------------------------------------------------------------------- */

@@ -14,6 +14,7 @@ enum { WORLD = 4, GPU = 5, QUEUE = 77, ANOTHER_QUEUE = 78, STEP = 14 }; /* STEP:
 
 static const par_world_options patient = { .timeout_s = 60 }, hasty = { .timeout_s = 0.3 };
 
+static void quiet(void *user, td_level level, const char *text) { (void)user, (void)level, (void)text; }
 static void sleep_s(double seconds) { nanosleep(&(struct timespec){ .tv_nsec = (long)(1e9 * seconds) }, NULL); }
 
 /* ---- A GPU: marks are passed unless it is stuck */
@@ -299,6 +300,43 @@ START_TEST(test_those_that_do_not_let_go_are_given_up)
 }
 END_TEST
 
+static int connect_thread(par_world *world, int rank, void *user)
+{
+    td_mesh mesh = grid(rank, 2, 2);
+    td_transport inner, t;
+    td_context *td = td_open(&(td_options){ .threads = 1, .log = quiet });
+    (void)user;
+    td->run.queue = (void *)QUEUE;
+    bool open = par_transport_local(world, rank, td, &mesh, &inner) && par_nccl_open(world, rank, td, &inner, &options, &t);
+    td_close(td);
+    return !open;
+}
+
+/* Four ranks at once: two groups along each axis and one of all, with an id each. */
+START_TEST(test_ids_come_to_all_of_a_group_through_the_cpu_transport)
+{
+    begin_fake();
+    ck_assert_int_eq(par_run_threads(4, &patient, connect_thread, NULL), 0);
+    int of_two = 0, of_four = 0;
+    for (int id = 1; id <= 5; id++) {
+        char two[64], four[64], all[64];
+        snprintf(all, sizeof all, "blocking 0 id %d\n", id);
+        for (int at = 0; at < 4; at++) {
+            snprintf(two, sizeof two, "2 ranks as %d blocking 0 id %d\n", at, id);
+            snprintf(four, sizeof four, "4 ranks as %d blocking 0 id %d\n", at, id);
+            of_two += count_of(nccl_log(), two);
+            of_four += count_of(nccl_log(), four);
+        }
+        int members = count_of(nccl_log(), all);
+        ck_assert_msg(members == 2 || members == 4, "id %d: %d", id, members);
+    }
+    ck_assert_int_eq(of_two, 8);
+    ck_assert_int_eq(of_four, 4);
+    ck_assert_int_eq(fake->alive, 0);
+    ck_assert_int_eq(count_of(nccl_log(), "destroy"), 12);
+}
+END_TEST
+
 START_TEST(test_ranks_with_different_versions_are_told)
 {
     begin_fake();
@@ -552,8 +590,8 @@ START_TEST(test_where_all_have_come_the_gpu_is_named)
     begin_run(&o, 0);
     post_all(&o);
     end_run(&o);
-    assert_stopped(&o, "rank 1's GPU has not finished step 7 within 0.3 s, though all ranks have begun it; NCCL_DEBUG=INFO in the environment makes "
-                       "NCCL tell more, and --timeout allows for longer steps");
+    assert_stopped(&o, "rank 1's GPU has not come through step 7 within 0.3 s, though all ranks have begun it; NCCL_DEBUG=INFO in the environment "
+                       "makes NCCL tell more, and a longer timeout allows for longer steps");
     close_rank(&o);
 }
 END_TEST
@@ -563,7 +601,9 @@ START_TEST(test_a_host_that_does_not_come_through_a_run_is_seen)
 {
     one o = open_rank(line(1, 2), &hasty, &options);
     begin_run(&o, 0);
-    assert_stopped(&o, "rank 0 did not arrive at step 7 within 0.3 s");
+    post_all(&o);
+    assert_stopped(&o, "rank 1 has not come through step 7 within 0.3 s, though all ranks have begun it; NCCL_DEBUG=INFO in the environment makes "
+                       "NCCL tell more, and a longer timeout allows for longer steps");
     close_rank(&o);
 }
 END_TEST
@@ -668,7 +708,8 @@ TESTS("nccl_calls", test_a_library_that_cannot_be_used_is_said, test_versions_ar
       test_every_axis_and_those_that_follow_one_another_have_a_communicator, test_three_axes_have_six,
       test_an_axis_of_one_rank_has_none_and_the_same_ranks_have_one, test_a_rank_alone_in_its_world_needs_no_nccl,
       test_a_context_that_comes_later_finds_communicators, test_communicators_are_given_back_when_the_world_closes,
-      test_those_that_do_not_let_go_are_given_up, test_ranks_with_different_versions_are_told,
+      test_those_that_do_not_let_go_are_given_up, test_ids_come_to_all_of_a_group_through_the_cpu_transport,
+      test_ranks_with_different_versions_are_told,
       test_collectives_go_to_nccl_on_the_queue_of_the_call, test_an_older_nccl_sends_parts_one_by_one,
       test_calls_are_counted_as_those_of_other_transports, test_calls_without_elements_are_counted_and_not_made,
       test_runs_that_call_nothing_are_counted_as_what_they_repeat, test_a_call_in_progress_is_asked_after_until_it_is_not,
