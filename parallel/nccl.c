@@ -20,7 +20,7 @@ static const double LEAVE_S = 2;         /* more than the watcher needs to give 
 
 /* ---- Calls ----------------------------------------------------------------------------------------------- */
 
-int par_nccl_settle(const par_nccl *n, nccl_comm comm, int result)
+int par_nccl_settle(par_nccl *n, nccl_comm comm, int result)
 {
     const par_world *world = n->me->world;
     par_patience patience = { .before = par_seconds() };
@@ -28,6 +28,7 @@ int par_nccl_settle(const par_nccl *n, nccl_comm comm, int result)
         par_mpi_rest(patience.waited + patience.excused);
         int asked = n->lib.comm_get_async_error(comm, &result);
         if (asked != NCCL_SUCCESS) result = asked;
+        atomic_fetch_add(&n->asked, 1);
         par_patient(world->segment, &patience);
     }
     return result;

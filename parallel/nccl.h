@@ -62,6 +62,7 @@ typedef struct par_nccl {
     pthread_mutex_t lock;                               /* of a thread that calls NCCL */
     par_nccl_group *groups;                             /* in the order of making, the last first */
     par_nccl_group *of_slot[PAR_SLOTS];                 /* of the mesh; NULL: the rank is alone there */
+    _Atomic int64_t asked;                              /* times that a call in progress was asked after */
     _Atomic bool given_up;                              /* communicators are to be touched no more */
 
     pthread_mutex_t marks_lock;
@@ -87,7 +88,7 @@ bool par_nccl_begin(par_nccl *n);
 bool par_nccl_end(par_nccl *n, nccl_comm comm, int result, const char *doing);
 /* Waits while the communicator is in progress, at most as long as others wait for a rank. Returns what came out: NCCL_IN_PROGRESS: it took
  * too long, or the world was stopped. */
-int par_nccl_settle(const par_nccl *n, nccl_comm comm, int result);
+int par_nccl_settle(par_nccl *n, nccl_comm comm, int result);
 /* Stops the world for an error of NCCL's, unless those who know better why do so first: who started a rank hears that it was killed. */
 void par_nccl_stop(const par_nccl *n, int result, const char *doing);
 

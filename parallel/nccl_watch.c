@@ -19,12 +19,13 @@
 static const double LOOK_S = 0.02;       /* between looks */
 static const double SECONDS_IN_NCCL = 2; /* a call that has not returned by then does not */
 static const double ENDED_S = 5;         /* what another rank had to give before it ended has come by then */
-static const double DOUBT_S = 1;         /* who only knows that its GPU waits leaves so long to others, to say what they know */
+static const double DOUBT_S = 1;         /* who does not know whom its GPU waits for leaves so long to others, to say what they know */
 
 /* What the rank had come to when the watcher last looked. */
 typedef struct progress {
-    int64_t passed, run, call;
+    int64_t passed, run, call, asked;
     bool on_device, on_host;             /* a run waits there to be done */
+    bool in_call;                        /* the rank's own thread is in one of NCCL's, which has a deadline once it has returned */
     par_nccl_mark at;                    /* the oldest such run */
     par_patience patience;
 } progress;
@@ -60,6 +61,7 @@ static void look_at_runs(par_nccl *n, progress *p)
     p->passed = n->passed;
     p->run = atomic_load(&area->run);
     p->call = atomic_load(&area->call);
+    p->asked = atomic_load(&n->asked);
     pthread_mutex_unlock(&n->marks_lock);
 }
 
@@ -84,10 +86,10 @@ static int rank_behind(const par_nccl *n, uint32_t posted)
 static void stop_late(const par_nccl *n, const progress *p, int ended, int behind)
 {
     par_world *world = n->me->world;
-    char step[PAR_STEP_BYTES];
+    char step[PAR_STEP_BYTES] = "its first step";
     int rank = n->me->rank;
     double timeout_s = world->segment->timeout_s;
-    par_step_text(p->at.step, step);
+    if (p->run > 0) par_step_text(p->at.step, step);
     atomic_store(&own_area(n)->cause, PAR_LATE);
     if (ended >= 0) par_break(world, rank, "rank %d ended before %s", ended, step);
     else if (behind >= 0) par_break(world, rank, "rank %d did not arrive at %s within %g s", behind, step, timeout_s);
@@ -97,12 +99,13 @@ static void stop_late(const par_nccl *n, const progress *p, int ended, int behin
 }
 
 /* A wait of the host for another rank has a deadline of its own. */
-static void look_at_progress(par_nccl *n, progress *p)
+static void look_at_progress(par_nccl *n, bool in_call, progress *p)
 {
-    progress now = { .patience.before = par_seconds() };
+    progress now = { .in_call = in_call, .patience.before = par_seconds() };
     look_at_runs(n, &now);
-    bool moved = now.passed != p->passed || now.run != p->run || now.call != p->call;
-    if (moved || !(now.on_device || now.on_host) || atomic_load(&own_area(n)->waits_for)) {
+    bool under_way = now.on_device || now.on_host || in_call;
+    bool moved = now.passed != p->passed || now.run != p->run || now.call != p->call || now.asked != p->asked;
+    if (moved || !under_way || atomic_load(&own_area(n)->waits_for)) {
         *p = now;
         return;
     }
@@ -110,23 +113,24 @@ static void look_at_progress(par_nccl *n, progress *p)
     *p = now;
     par_patient(n->me->world->segment, &p->patience);
     int ended = ended_rank(n), behind = rank_behind(n, p->at.posted);
-    bool certain = ended >= 0 || behind >= 0 || !p->on_device;
+    bool certain = !in_call && (ended >= 0 || behind >= 0 || !p->on_device);
     double most = n->me->world->segment->timeout_s + (certain ? 0 : DOUBT_S);
-    if (p->patience.waited >= (ended >= 0 && ENDED_S < most ? ENDED_S : most)) stop_late(n, p, ended, behind);
+    if (p->patience.waited >= (ended >= 0 && !in_call && ENDED_S < most ? ENDED_S : most)) stop_late(n, p, ended, behind);
 }
 
 /* ---- Communicators --------------------------------------------------------------------------------------- */
 
-/* Whoever is in a call of NCCL looks itself. */
-static void look_at_communicators(par_nccl *n)
+/* false: the rank's own thread is in a call, and looks itself. */
+static bool look_at_communicators(par_nccl *n)
 {
     char where[PAR_WHERE_BYTES];
     int result = NCCL_SUCCESS;
-    if (pthread_mutex_trylock(&n->lock) != 0) return;
+    if (pthread_mutex_trylock(&n->lock) != 0) return false;
     for (const par_nccl_group *g = n->groups; g && (result == NCCL_SUCCESS || result == NCCL_IN_PROGRESS); g = g->next)
         if (g->comm && n->lib.comm_get_async_error(g->comm, &result) != NCCL_SUCCESS) result = NCCL_SUCCESS;
     pthread_mutex_unlock(&n->lock);
     if (result != NCCL_SUCCESS && result != NCCL_IN_PROGRESS) par_nccl_stop(n, result, par_where(own_area(n), where));
+    return true;
 }
 
 static bool lock_within(pthread_mutex_t *lock, double seconds)
@@ -172,8 +176,8 @@ static void *watch(void *argument)
     n->options.queue->use(n->device);
     while (!atomic_load(&n->closing) && !par_broken(world)) {
         if (world->mpi) par_mpi_look(world);
-        look_at_communicators(n);
-        look_at_progress(n, &p);
+        bool in_call = !look_at_communicators(n);
+        look_at_progress(n, in_call, &p);
         nanosleep(&(struct timespec){ .tv_nsec = (long)(1e9 * LOOK_S) }, NULL);
     }
     if (par_broken(world)) give_up(n);

@@ -18,6 +18,7 @@ typedef struct fake_nccl {
     _Atomic int entered;      /* collectives called */
     _Atomic int asked;        /* times communicators have been asked after */
     _Atomic int alive;        /* communicators */
+    void (*_Atomic on_error)(void); /* called when what went wrong is asked for; NULL: nothing is */
     void (*copy_log)(char *to); /* FAKE_NCCL_LOG bytes: "init c0 2 ranks as 1 blocking 0 id 7\nall_reduce c0 ...\n" */
     void (*reset)(void);      /* all of it */
 } fake_nccl;

@@ -156,9 +156,11 @@ static void assert_stopped(one *o, const char *text)
     await_given_up();
 }
 
-/* As agree.c does before a run, and step.c behind it. */
+/* As agree.c does before a run, and step.c behind it. Between them the rank seems to wait for another one, so that however long this takes
+ * nobody is late. */
 static void begin_run(one *o, int64_t run)
 {
+    atomic_store(&o->area->waits_for, 1);
     atomic_store(&o->area->step, STEP);
     atomic_store(&o->area->run, run + 1);
     atomic_store(&o->area->call, 0);
@@ -169,6 +171,7 @@ static void end_run(one *o)
 {
     td_sent sent = { 0 };
     o->t.ran(o->t.self, &sent);
+    atomic_store(&o->area->waits_for, 0);
 }
 
 static void post_all(const one *o)
@@ -515,13 +518,17 @@ START_TEST(test_an_error_behind_a_call_stops_the_world)
 }
 END_TEST
 
-/* NCCL only sees that a rank is gone. */
+static par_world *launched;
+
+static void tell_as_launcher(void) { par_break(launched, PAR_LAUNCHER, "rank 3 was killed by signal 9 (Killed) in step 7"); }
+
+/* NCCL only sees that a rank is gone; the launcher speaks a little later. */
 START_TEST(test_who_knows_better_why_is_heard_first)
 {
     one o = open_rank(line(1, 4), &patient, &options);
+    launched = o.world;
+    fake->on_error = tell_as_launcher;
     fake->async_error = 6;
-    sleep_s(0.1);
-    par_break(o.world, PAR_LAUNCHER, "rank 3 was killed by signal 9 (Killed) in step 7");
     assert_stopped(&o, "rank 3 was killed by signal 9 (Killed) in step 7");
     close_rank(&o);
 }
@@ -542,6 +549,32 @@ static void *fail_soon(void *argument)
     par_fail_world(argument, 3, "/x/y: no such file");
     return NULL;
 }
+
+START_TEST(test_a_call_in_progress_ends_when_another_rank_fails)
+{
+    one o = open_rank(line(1, 4), &patient, &options);
+    pthread_t thread;
+    float x = 1;
+    fake->in_progress = -1;
+    ck_assert_int_eq(pthread_create(&thread, NULL, fail_soon, o.world), 0);
+    ck_assert(!o.t.all_reduce(o.t.self, 0, &x, 1, TD_F32));
+    pthread_join(thread, NULL);
+    assert_stopped(&o, "rank 3: /x/y: no such file");
+    close_rank(&o);
+}
+END_TEST
+
+START_TEST(test_a_call_that_does_not_return_is_ended_in_time)
+{
+    one o = open_rank(line(1, 4), &hasty, &options);
+    float x = 1;
+    fake->hangs = 1;
+    ck_assert(!o.t.all_reduce(o.t.self, 0, &x, 1, TD_F32));
+    assert_stopped(&o, "rank 1 has not come through its first step within 0.3 s, though all ranks have begun it; NCCL_DEBUG=INFO in the "
+                       "environment makes NCCL tell more, and a longer timeout allows for longer steps");
+    close_rank(&o);
+}
+END_TEST
 
 /* Giving up is what ends it: it comes although the call has not returned. */
 START_TEST(test_a_call_that_hangs_in_nccl_is_ended)
@@ -571,13 +604,30 @@ START_TEST(test_a_rank_that_has_not_come_to_the_run_is_named)
 }
 END_TEST
 
+/* A GPU is seldom so far behind. */
+START_TEST(test_of_many_runs_the_oldest_is_named)
+{
+    one o = open_rank(line(1, 2), &hasty, &options);
+    stuck = 1;
+    for (int i = 0; i < PAR_NCCL_MARKS + 3; i++) {
+        td_sent sent = { 0 };
+        begin_run(&o, i);
+        atomic_store(&o.area->step, STEP + 2 * i);
+        o.t.ran(o.t.self, &sent);
+    }
+    end_run(&o);
+    assert_stopped(&o, "rank 0 did not arrive at step 7 within 0.3 s");
+    close_rank(&o);
+}
+END_TEST
+
 START_TEST(test_a_rank_that_has_ended_is_named)
 {
     one o = open_rank(line(1, 2), &hasty, &options);
     stuck = 1;
     begin_run(&o, 0);
-    end_run(&o);
     par_end(o.world, 0);
+    end_run(&o);
     assert_stopped(&o, "rank 0 ended before step 7");
     close_rank(&o);
 }
@@ -602,6 +652,7 @@ START_TEST(test_a_host_that_does_not_come_through_a_run_is_seen)
     one o = open_rank(line(1, 2), &hasty, &options);
     begin_run(&o, 0);
     post_all(&o);
+    atomic_store(&o.area->waits_for, 0);
     assert_stopped(&o, "rank 1 has not come through step 7 within 0.3 s, though all ranks have begun it; NCCL_DEBUG=INFO in the environment makes "
                        "NCCL tell more, and a longer timeout allows for longer steps");
     close_rank(&o);
@@ -610,12 +661,22 @@ END_TEST
 
 START_TEST(test_a_gpu_that_gets_on_is_let_be)
 {
-    one o = open_rank(line(1, 2), &hasty, &options);
+    one o = open_rank(line(1, 2), &patient, &options);
+    par_nccl *n = o.t.self;
+    int64_t marked = 0, passed = 0;
     for (int i = 0; i < 30; i++) { /* more marks than there are */
         begin_run(&o, i);
         end_run(&o);
     }
-    sleep_s(0.6);
+    for (int i = 0; i < 6000 && (i == 0 || passed < marked); i++) {
+        pthread_mutex_lock(&n->marks_lock);
+        marked = n->marked;
+        passed = n->passed;
+        pthread_mutex_unlock(&n->marks_lock);
+        sleep_s(0.01);
+    }
+    ck_assert_int_ge(marked, PAR_NCCL_MARKS);
+    ck_assert_int_eq(passed, marked);
     ck_assert_str_eq(par_world_error(o.world), "");
     ck_assert(o.t.is_sound(o.t.self));
     close_rank(&o);
@@ -716,6 +777,8 @@ TESTS("nccl_calls", test_a_library_that_cannot_be_used_is_said, test_versions_ar
       test_ranks_that_do_not_connect_are_given_up_in_time, test_a_call_that_stays_in_progress_is_given_up_in_time,
       test_what_nccl_refuses_is_told_with_its_words, test_an_error_behind_a_call_stops_the_world, test_who_knows_better_why_is_heard_first,
       test_communicators_are_given_up_when_another_rank_fails, test_a_call_that_hangs_in_nccl_is_ended,
-      test_a_rank_that_has_not_come_to_the_run_is_named, test_a_rank_that_has_ended_is_named, test_where_all_have_come_the_gpu_is_named,
+      test_a_call_in_progress_ends_when_another_rank_fails, test_a_call_that_does_not_return_is_ended_in_time,
+      test_a_rank_that_has_not_come_to_the_run_is_named, test_of_many_runs_the_oldest_is_named,
+      test_a_rank_that_has_ended_is_named, test_where_all_have_come_the_gpu_is_named,
       test_a_host_that_does_not_come_through_a_run_is_seen, test_a_gpu_that_gets_on_is_let_be, test_a_busy_rank_excuses_those_that_wait,
       test_a_transport_is_told_of_each_run_of_a_plan, test_what_was_given_up_is_not_read)
