@@ -19,7 +19,7 @@ struct ncclComm {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static char text[FAKE_NCCL_LOG];
 static size_t used;
-static int made, ids;
+static _Atomic int made, ids;
 static _Atomic int any_aborted; /* where calls hang, whose communicator may be gone */
 
 static void copy_log(char *to)
@@ -95,8 +95,9 @@ EXPORT int ncclGetVersion(int *version)
 EXPORT int ncclGetUniqueId(nccl_unique_id *id)
 {
     memset(id, 0, sizeof *id);
-    id->internal[0] = (char)++ids;
-    note("id %d", ids);
+    int number = ++ids;
+    id->internal[0] = (char)number;
+    note("id %d", number);
     return fake.fails;
 }
 
