@@ -95,6 +95,14 @@ static bool reserve(td_context *td, struct td_pools *p)
     return true;
 }
 
+/* So that it may be mapped for other GPUs, whose collectives then need no copies. */
+static CUmemAllocationHandleType sharing_of(const struct td_pools *p, int device)
+{
+    int can = 0;
+    bool asked = p->attribute(&can, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, device) == CUDA_SUCCESS;
+    return asked && can ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR : CU_MEM_HANDLE_TYPE_NONE;
+}
+
 bool td_pools_open(td_context *td, int device)
 {
     struct td_pools *p = td_alloc(td, sizeof *p, "host");
@@ -104,6 +112,7 @@ bool td_pools_open(td_context *td, int device)
     p->kind.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
     p->kind.location.id = device;
     if (can_map(p, device)) {
+        p->kind.requestedHandleTypes = sharing_of(p, device);
         *td_pools_of(td) = p;
         return reserve(td, p);
     }
