@@ -23,7 +23,14 @@ static void *make_mark(void)
 }
 
 static bool put_mark(void *mark, void *queue) { return cudaEventRecord(mark, queue) == cudaSuccess; }
-static bool has_passed(void *mark) { return cudaEventQuery(mark) != cudaErrorNotReady; }
+/* What CUDA remembers of the answer is no error of the thread's. */
+static bool has_passed(void *mark)
+{
+    bool passed = cudaEventQuery(mark) != cudaErrorNotReady;
+    if (!passed) cudaGetLastError();
+    return passed;
+}
+
 static void free_mark(void *mark) { cudaEventDestroy(mark); }
 
 const par_queue par_cuda_queue = {
