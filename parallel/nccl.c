@@ -161,12 +161,17 @@ static bool connect_axes(par_nccl *n, td_context *td, int axes)
     return group != NULL;
 }
 
+/* What the CPU transport carries for it is uncounted: steps send nothing of it. */
 static bool connect_all(par_nccl *n, td_context *td)
 {
+    par_area *area = &n->me->world->segment->area[n->me->rank];
+    int64_t calls, sent = par_sent(n->me->world, n->me->rank, &calls);
     memset(n->of_slot, 0, sizeof n->of_slot);
     for (int first = 0; first < n->me->mesh.axes; first++)
         for (int last = first; last < n->me->mesh.axes; last++)
             if (!connect_axes(n, td, td_axes(first, last))) return false;
+    atomic_store(&area->calls, calls);
+    atomic_store(&area->sent, sent);
     return true;
 }
 
