@@ -40,7 +40,7 @@ void par_nccl_stop(const par_nccl *n, int result, const char *doing)
     char more[300];
     snprintf(more, sizeof more, "%s", n->lib.get_last_error(NULL));
     more[strcspn(more, "\n")] = 0;
-    for (double begin = par_seconds(); !par_broken(world) && par_seconds() - begin < HEAR_S;) {
+    for (double begin = par_seconds(), most = par_nccl_grace(n, HEAR_S); !par_broken(world) && par_seconds() - begin < most;) {
         if (world->mpi) par_mpi_look(world);
         par_mpi_rest(HEAR_S);
     }

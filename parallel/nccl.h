@@ -9,7 +9,7 @@
  * Two threads call NCCL: the rank's own, which makes communicators and puts collectives on the queue, and the watcher, which looks for
  * errors and alone gives communicators up or back. Communicators do not block: a call that is in progress is asked after until it is not,
  * by the thread that made it, which holds `lock` and leaves when the world stops. So the watcher, which stops the world before it takes
- * the lock, finds nobody inside. One call that does not return all the same, it waits for SECONDS_IN_NCCL and then does what ends it.
+ * the lock, finds nobody inside. One call that does not return all the same, it waits for two seconds and then does what ends it.
  */
 #ifndef TANDEM_PARALLEL_NCCL_H
 #define TANDEM_PARALLEL_NCCL_H
@@ -91,6 +91,13 @@ bool par_nccl_end(par_nccl *n, nccl_comm comm, int result, const char *doing);
 int par_nccl_settle(par_nccl *n, nccl_comm comm, int result);
 /* Stops the world for an error of NCCL's, unless those who know better why do so first: who started a rank hears that it was killed. */
 void par_nccl_stop(const par_nccl *n, int result, const char *doing);
+
+/* So many seconds of waiting for somebody to know better; in a world of a shorter deadline no more than that. */
+static inline double par_nccl_grace(const par_nccl *n, double seconds)
+{
+    double timeout_s = n->me->world->segment->timeout_s;
+    return seconds < timeout_s ? seconds : timeout_s;
+}
 
 /* ---- nccl_watch.c ---------------------------------------------------------------------------------------- */
 

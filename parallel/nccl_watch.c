@@ -19,7 +19,7 @@
 static const double LOOK_S = 0.02;       /* between looks */
 static const double SECONDS_IN_NCCL = 2; /* a call that has not returned by then does not */
 static const double ENDED_S = 5;         /* what another rank had to give before it ended has come by then */
-static const double DOUBT_S = 1;         /* who does not know whom its GPU waits for leaves so long to others, to say what they know */
+static const double DOUBT_S = 2;         /* who does not know whom its GPU waits for leaves so long to others, to say what they know */
 
 /* What the rank had come to when the watcher last looked. */
 typedef struct progress {
@@ -114,7 +114,7 @@ static void look_at_progress(par_nccl *n, bool in_call, progress *p)
     par_patient(n->me->world->segment, &p->patience);
     int ended = ended_rank(n), behind = rank_behind(n, p->at.posted);
     bool certain = !in_call && (ended >= 0 || behind >= 0 || !p->on_device);
-    double most = n->me->world->segment->timeout_s + (certain ? 0 : DOUBT_S);
+    double most = n->me->world->segment->timeout_s + (certain ? 0 : par_nccl_grace(n, DOUBT_S));
     if (p->patience.waited >= (ended >= 0 && !in_call && ENDED_S < most ? ENDED_S : most)) stop_late(n, p, ended, behind);
 }
 
@@ -137,7 +137,9 @@ static bool lock_within(pthread_mutex_t *lock, double seconds)
 {
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += (time_t)seconds;
+    int64_t ns = until.tv_nsec + (int64_t)(1e9 * seconds);
+    until.tv_sec += ns / 1000000000;
+    until.tv_nsec = ns % 1000000000;
     return pthread_mutex_timedlock(lock, &until) == 0;
 }
 
@@ -145,7 +147,7 @@ static bool lock_within(pthread_mutex_t *lock, double seconds)
 static void give_up(par_nccl *n)
 {
     atomic_store(&n->given_up, true);
-    bool locked = lock_within(&n->lock, SECONDS_IN_NCCL);
+    bool locked = lock_within(&n->lock, par_nccl_grace(n, SECONDS_IN_NCCL));
     n->lib.group_start();
     for (par_nccl_group *g = n->groups; g; g = g->next)
         if (g->comm) n->lib.comm_abort(g->comm);

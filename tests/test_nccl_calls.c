@@ -497,7 +497,7 @@ END_TEST
 
 START_TEST(test_what_nccl_refuses_is_told_with_its_words)
 {
-    one o = open_rank(line(1, 4), &patient, &options);
+    one o = open_rank(line(1, 4), &hasty, &options);
     float x = 1;
     begin_run(&o, 0);
     fake->fails = 3;
@@ -510,7 +510,7 @@ END_TEST
 
 START_TEST(test_an_error_behind_a_call_stops_the_world)
 {
-    one o = open_rank(grid(2, 2, 2), &patient, &options);
+    one o = open_rank(grid(2, 2, 2), &hasty, &options);
     begin_run(&o, 0);
     end_run(&o);
     fake->async_error = 6;
