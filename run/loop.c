@@ -136,8 +136,8 @@ bool run_next(run_loop *run, data_batch *b)
 
 /* ---- What ranks must agree on */
 
-/* A row of each rank: their sum over ranks (2) is above 0 where any rank's flag is set. */
-static td_tensor record_any(run_loop *run, bool stop, bool save)
+/* A row of each rank: of its sum over ranks (2) an element is above 0 where any rank's flag is set. */
+static run_asked record_any(run_loop *run, bool stop, bool save)
 {
     td_dtype dtype = td_float(run->td);
     bool flags[2] = { stop, save };
@@ -147,27 +147,18 @@ static td_tensor record_any(run_loop *run, bool stop, bool save)
     }
     td_tensor rows = td_each_rank(run->td, "signals", dtype, TD_SHAPE(run->ranks, 2), &run->signals);
     td_tensor sum = td_sum(rows, 0, TD_DROP);
-    td_keep(sum);
-    return sum;
-}
-
-/* After the step: which flags were set. false: an error. */
-static bool read_any(run_loop *run, td_tensor any, bool *stop, bool *save)
-{
-    union { float f32[2]; double f64[2]; } sum;
-    if (!td_read(any, &sum)) return false;
-    bool wide = td_float(run->td) == TD_F64;
-    *stop = wide ? sum.f64[0] > 0 : sum.f32[0] > 0;
-    *save = wide ? sum.f64[1] > 0 : sum.f32[1] > 0;
-    return true;
+    run_asked any = { .stop = td_slice(sum, 0, 0, 1) };
+    any.save = td_slice(sum, 0, 1, 2);
+    td_keep(any.stop);
+    td_keep(any.save);
+    return any;
 }
 
 bool run_any(run_loop *run, bool flag)
 {
-    bool any = false, none;
     if (run->ranks == 1) return flag;
-    td_tensor sum = record_any(run, flag, false);
-    return td_step(run->td) && read_any(run, sum, &any, &none) && any;
+    run_asked any = record_any(run, flag, false);
+    return td_step(run->td) && td_item(any.stop) > 0;
 }
 
 /* ---- One update */
@@ -193,14 +184,17 @@ void run_comm_end(run_loop *run)
     run->comm_ms[run->timed % RUN_TIMED] = td_gpu_of(run->td) ? (double)NAN : 1000 * waited;
 }
 
-/* Signals reach ranks at different times: all stop, or save, behind the same update, the first that any of them knew of
- * it. */
-static bool run_update_step(run_loop *run, opt_optimizer *opt, run_part last, td_tensor *any)
+/* Signals reach ranks at different times: all stop, or save, behind the same update, the first that any of them knew of it; where that is
+ * read late, behind the next. */
+static bool run_update_step(run_loop *run, opt_optimizer *opt, run_unread *u)
 {
     run->lr = run_rate(run, td_updates(run->td));
-    run_update(run, opt, last, run->lr);
-    if (run->ranks > 1) *any = record_any(run, run_signal() != 0, run_signal_save());
-    return td_step(run->td);
+    run_update(run, opt, u->part, run->lr);
+    if (run->ranks > 1) u->asked = record_any(run, run_signal() != 0, run_signal_save());
+    if (!td_step(run->td)) return false;
+    u->update = td_updates(run->td);
+    if (opt_has_norm(opt)) u->norm = opt_gradient_norm(opt);
+    return true;
 }
 
 /* What the last update is looked at for. An evaluation may come to more: a best one to save, an early end. */
@@ -244,18 +238,20 @@ static void look_after(run_loop *run, looks l)
     if (run->saving && !run_failed(run)) run_say_saved(run, step);
 }
 
-static void end_update(run_loop *run, const opt_optimizer *opt, td_tensor any)
+static bool is_looked_at(const run_loop *run)
 {
-    run->unread.update = td_updates(run->td);
-    if (opt_has_norm(opt)) run->unread.norm = opt_gradient_norm(opt);
-    if (run->ranks == 1) run->saving = run_signal_save();
-    else if (!read_any(run, any, &run->stopping, &run->saving)) return;
-    run_comm_end(run);
     looks l = looks_at(run);
-    bool looked_at = l.logs || l.saves || run->profile.updates;
-    if (!looked_at && run_can_wait(&run->unread)) return;
+    return l.logs || l.saves || run->profile.updates;
+}
+
+static void end_update(run_loop *run)
+{
+    if (run->ranks == 1) run->saving = run_signal_save();
+    run_comm_end(run);
+    if (!is_looked_at(run) && run_can_wait(&run->unread)) return;
     if (!run_read_numbers(run)) return;
-    look_after(run, l);
+    look_after(run, looks_at(run));
+    run->saving = false;
     if (!run_profile_go_on(run)) return;
     run->mark = run_now();
 }
@@ -265,15 +261,14 @@ void run_step(run_loop *run, opt_optimizer *opt, td_tensor loss)
     if (!run || run_failed(run)) return;
     if (!run->opt) run->opt = opt;
     if (run->micro == 0) run_comm_begin(run);
-    run_part part = run_backward(run, loss);
-    td_tensor any = { 0 };
+    run_unread u = { .any = true, .part = run_backward(run, loss), .norm = TD_NO_TENSOR, .asked = { TD_NO_TENSOR, TD_NO_TENSOR } };
     bool last = run->micro + 1 == run->accumulate;
     if (last && run->weighs && !run_read_late(run)) return; /* what the parts before weigh is of the update */
-    if (!(last ? run_update_step(run, opt, part, &any) : td_step(run->td))) return;
+    if (!(last ? run_update_step(run, opt, &u) : td_step(run->td))) return;
     if (!run_read_late(run)) return;
-    run->unread = (run_unread){ .any = true, .part = part, .norm = TD_NO_TENSOR };
+    run->unread = u;
     run->micro = last ? 0 : run->micro + 1;
-    if (last) end_update(run, opt, any);
+    if (last) end_update(run);
     else if (!run_can_wait(&run->unread)) run_read_numbers(run);
 }
 

@@ -62,12 +62,18 @@ typedef struct run_part {
     td_tensor weight;             /* kept; id TD_NONE: none */
 } run_part;
 
-/* What the last step that was handed over left to be read. */
+/* What signals ask of all ranks: kept, each above 0 where it was asked of one. */
+typedef struct run_asked {
+    td_tensor stop, save;
+} run_asked;
+
+/* What the last step that was handed over left to be read. Tensors of id TD_NONE: there is none. */
 typedef struct run_unread {
     bool any;
     run_part part;
     int64_t update;               /* that the step completed; 0: none */
-    td_tensor norm;               /* of that update's gradient; id TD_NONE: the optimizer has none */
+    td_tensor norm;               /* of that update's gradient, where the optimizer has it */
+    run_asked asked;              /* in that update, where there are several ranks */
 } run_unread;
 
 typedef struct run_saver run_saver;     /* a checkpoint that is being written */
@@ -116,7 +122,7 @@ struct run_loop {
 
     bool started;                 /* the first run_next has been */
     bool stopping;                /* a signal came on some rank */
-    bool saving;                  /* a signal that asks for a checkpoint came on some rank */
+    bool saving;                  /* a signal that asks for a checkpoint came on some rank, and there is none yet */
     bool stopped_early;           /* by --stop-after */
     union { float f32[2]; double f64[2]; } signals; /* this rank's word on stopping and saving, an input of the step */
     int64_t epoch;                /* of the last micro-batch, from 1 */

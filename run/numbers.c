@@ -45,6 +45,8 @@ static bool check_numbers(run_loop *run)
     return false;
 }
 
+static double number_of(td_tensor t, double otherwise) { return td_failed(t) ? otherwise : td_item(t); }
+
 bool run_read_numbers(run_loop *run)
 {
     run_unread unread = run->unread;
@@ -53,7 +55,9 @@ bool run_read_numbers(run_loop *run)
     run_add_part(run, unread.part);
     if (!unread.update) return !run_failed(run);
     run->loss = run_take_loss(run, !td_failed(unread.part.weight));
-    run->grad_norm = td_failed(unread.norm) ? (double)NAN : td_item(unread.norm);
+    run->grad_norm = number_of(unread.norm, (double)NAN);
+    if (number_of(unread.asked.stop, 0) > 0) run->stopping = true;
+    if (number_of(unread.asked.save, 0) > 0) run->saving = true;
     run->read = unread.update;
     if (run_failed(run)) return false;
     note_time(run);
@@ -71,6 +75,9 @@ bool run_read_late(run_loop *run)
 
 bool run_can_wait(const run_unread *unread)
 {
-    bool waits = run_part_later(unread->part);
-    return td_failed(unread->norm) ? waits : td_item_later(unread->norm) && waits;
+    const td_tensor others[] = { unread->norm, unread->asked.stop, unread->asked.save };
+    bool can = run_part_later(unread->part);
+    for (int i = 0; i < 3; i++)
+        if (!td_failed(others[i]) && !td_item_later(others[i])) can = false;
+    return can;
 }

@@ -177,8 +177,8 @@ static void interlude(td_context *td)
 }
 
 typedef struct late_options {
-    bool weighs, evaluates, interludes, draws;
-    event event;
+    bool weighs, evaluates, interludes, draws, counts;
+    event event;                  /* on the last rank */
 } late_options;
 
 static int train_late(run_loop *run, const late_options *o)
@@ -190,7 +190,8 @@ static int train_late(run_loop *run, const late_options *o)
     if (o->evaluates) run_evaluate_on(run, small_set(td), measure_both, &m);
     bool stepped = false;
     for (data_batch b; run_next(run, &b); stepped = true) {
-        const char *now = td_updates(td) + 1 == o->event.update && b.micro == 0 ? o->event.name : "";
+        bool comes = td_updates(td) + 1 == o->event.update && b.micro == 0 && run->rank == run->ranks - 1;
+        const char *now = comes ? o->event.name : "";
         if (!strcmp(now, "fail")) td_fail(td, TD_ERROR_DATA, "update %lld has no data", (long long)o->event.update);
         if (!strcmp(now, "term")) raise(SIGTERM);
         if (!strcmp(now, "usr1")) raise(SIGUSR1);
@@ -288,10 +289,10 @@ static const char *own_path(void)
 }
 
 /* Times are no part of it, nor is when a checkpoint stands and what that says of the disk. */
-#define WITHOUT_TIMES                                                                                                                        \
-    "sed -E -i -e 's/[0-9,.?]+ items\\/s/R items\\/s/g; s/[0-9:?]+ left/T left/g; s/\\[[=> ]*\\]/[]/g' "                                         \
-    "-e 's/\"(items_per_s|step_ms|exposed_comm_ms)\": *[^,}]*/\"\\1\":0/g; s/\"compute_ms\": *\\[[^]]*\\]/\"compute_ms\":0/' "               \
-    "-e '/^(saved on a signal|waited)/d'"
+#define WITHOUT_TIMES                                                                                                  \
+    "sed -E -i -e 's/[0-9,.?]+ items\\/s/R items\\/s/g; s/[0-9:?]+ left/T left/g; s/\\[[=> ]*\\]/[]/g' "               \
+    "-e 's/\"(items_per_s|step_ms|exposed_comm_ms)\": *[^,}]*/\"\\1\":0/g' "                                           \
+    "-e 's/\"compute_ms\": *\\[[^]]*\\]/\"compute_ms\":0/; /^(saved on a signal|waited)/d'"
 
 /* Runs the program with values now and late, in a folder each; what it says and leaves must be the same, byte for byte. */
 static void compare_ways(int status, const char *words, const char *flags)
@@ -348,19 +349,56 @@ START_TEST(test_signals_stop_and_save_behind_the_same_update)
 }
 END_TEST
 
+#define RANKS "OMP_WAIT_POLICY=passive '%s' --ranks 2 --strategy ddp --steps 12 --log-every 5 --threads 1 --seed 3 "
+
+/* A signal to one of the ranks in update `at`: all save, or stop, behind update `step`, and go on from there as if nothing had been. */
+static void check_signal_to_ranks(const char *way, int at, int step)
+{
+    char said[64];
+    ck_assert_sh(0, "rm -rf ranks && LATE='%s usr1 %d' " RANKS "--out ranks", way, at, own_path());
+    ck_assert_sh(0, "test -s ranks/checkpoints/step-%d/manifest.json", step);
+    ck_assert_sh(0, "ls ranks/checkpoints | wc -l");
+    ck_assert_int_eq(atoi(out_text), step == 12 ? 1 : 2);
+    if (step == 12) return;
+    ck_assert_sh(0, "rm -rf ranks && LATE='%s term %d' " RANKS "--out ranks", way, at, own_path());
+    snprintf(said, sizeof said, "stopped by a signal after step %d, saved", step);
+    ck_assert_str_has(out_text, said);
+    ck_assert_sh(0, "LATE=%s " RANKS "--out ranks --resume", way, own_path());
+    ck_assert_sh(0, "grep -ho '\"final_loss[^,]*' ranks/summary.json whole/summary.json | uniq | wc -l");
+    ck_assert_int_eq(atoi(out_text), 1);
+}
+
+/* Ranks learn of it by what an update gives; where that is read late they have handed over another one. */
+START_TEST(test_ranks_stop_and_save_together)
+{
+    ck_assert_sh(0, "rm -rf whole && LATE=now " RANKS "--out whole", own_path());
+    check_signal_to_ranks("now", 4, 4);
+    check_signal_to_ranks("late", 4, 5);
+    check_signal_to_ranks("late", 5, 5);
+    check_signal_to_ranks("late", 6, 7);
+    check_signal_to_ranks("late", 11, 12);
+    ck_assert_sh(0, "LATE='late counts' " RANKS "--log-every 1000", own_path());
+    ck_assert_str_eq(err_text, "2 of 12 at once, 0 reads\n"); /* rank 0 */
+}
+END_TEST
+
 /* Of the first update, of one between, before a save, with one, before the last and of the last. */
 START_TEST(test_a_number_that_is_none_is_told_of_its_update_and_nothing_is_saved_behind_it)
 {
-    static const struct { int update, saved; } cases[] = { { 1, 0 }, { 2, 0 }, { 4, 0 }, { 5, 0 }, { 6, 5 }, { 8, 5 }, { 11, 10 }, { 12, 10 } };
+    static const struct { int update, saved; } cases[] = { { 1, 0 }, { 4, 0 }, { 5, 0 }, { 6, 5 }, { 8, 5 }, { 11, 10 }, { 12, 10 } };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        char words[32], said[256], kept[80] = "";
+        char words[32], said[256], kept[80] = "", last[32] = "";
+        int saved = cases[i].saved;
         snprintf(words, sizeof words, "nan %d", cases[i].update);
         compare_anew(1, words, "--steps 12 --log-every 7 --save-every 5 --out out");
-        if (cases[i].saved) snprintf(kept, sizeof kept, "; the last checkpoint saved is out/checkpoints/step-%d", cases[i].saved);
-        snprintf(said, sizeof said, "small: step %d: the loss is nan: stopped; TD_EAGER=1 names the operation that made it%s\n", cases[i].update, kept);
+        if (saved) snprintf(kept, sizeof kept, "; the last checkpoint saved is out/checkpoints/step-%d", saved);
+        if (saved) snprintf(last, sizeof last, "step-%d\n", saved);
+        snprintf(said, sizeof said, "small: step %d: the loss is nan: stopped; TD_EAGER=1 names the operation that made it%s\n",
+                 cases[i].update, kept);
         ck_assert_sh(0, "cat late/err");
         ck_assert_str_eq(out_text, said);
-        ck_assert_sh(0, "test ! -e late/out/checkpoints/step-%d", cases[i].update < 5 ? 5 : 10 + (cases[i].saved == 10));
+        ck_assert_sh(0, "ls -v late/out/checkpoints 2>/dev/null | tail -1");
+        ck_assert_str_eq(out_text, last);
     }
     compare_anew(1, "weighs nan 4", "--steps 12 --accumulate 2 --log-every 7 --save-every 5 --out out");
     compare_anew(1, "nan 4", "--steps 4 --log-every 7 --ranks 2 --strategy fsdp --out out");
@@ -391,12 +429,15 @@ static int program(int argc, char **argv)
         else if (!strcmp(word, "evaluates")) o.evaluates = true;
         else if (!strcmp(word, "interludes")) o.interludes = true;
         else if (!strcmp(word, "draws")) o.draws = true;
+        else if (!strcmp(word, "counts")) o.counts = true;
         else if (*word >= '0' && *word <= '9') o.event.update = atoi(word);
         else snprintf(o.event.name, sizeof o.event.name, "%s", word);
     }
     run_loop *run = run_open(&argc, &argv, &(run_defaults){ .name = "small", .batch = 12, .lr = 0.05 });
     if (comes_late) late_open(run_context(run));
-    return train_late(run, &o);
+    int status = train_late(run, &o);
+    if (o.counts && late.looks) fprintf(stderr, "%d of %d at once, %d reads\n", count_looks(0), late.looks, (int)late.reads);
+    return status;
 }
 
 int main(int argc, char **argv)
@@ -415,6 +456,7 @@ int main(int argc, char **argv)
         test_what_a_run_says_and_leaves_is_the_same,
         test_a_run_goes_on_as_it_would_have,
         test_signals_stop_and_save_behind_the_same_update,
+        test_ranks_stop_and_save_together,
         test_a_number_that_is_none_is_told_of_its_update_and_nothing_is_saved_behind_it,
         test_an_update_that_fails_ends_the_run_with_its_error,
     };
