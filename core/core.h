@@ -289,9 +289,9 @@ TD_API void td_keep(td_tensor t);
  * error on failure. */
 TD_API double td_item(td_tensor t);
 /* A GPU whose value is read right behind its step has nothing to do until the host has seen it. True: td_item(t) can wait, behind however
- * many steps, and is to be called once for each such answer; it then waits for t's own step alone. False, which is no error: td_item(t) is
- * to be called before the next step, as ever: on the CPU, where there is nothing to wait for, and where t is none of the sixteen kept values
- * of one element that a step gives the host. */
+ * many steps, be it that one of them fails, and is to be called once for each such answer; it then waits for t's own step alone. False, which
+ * is no error: td_item(t) is to be called before the next step, as ever: on the CPU, where there is nothing to wait for, and where t is none
+ * of the sixteen kept values of one element that a step gives the host. */
 TD_API bool td_item_later(td_tensor t);
 /* All elements of t to host memory of t's dtype. Same rules as td_item. */
 TD_API bool td_read(td_tensor t, void *to);

@@ -424,7 +424,8 @@ td_profile_task td_profile_describe(const td_context *td, const td_planned *plan
 /* ---- Landed values (landed.c) */
 void td_landed_note(td_context *td, const td_planned *plan); /* of the run that was just begun */
 bool td_landed_empty(td_context *td, int set);            /* before a run that will use it; false: an error */
-/* False: t is none of them. Else its dtype and, unless there was an error, up to 8 bytes of value, when its step is done. */
+/* When its step is done t's dtype and its value, of up to 8 bytes. False: it is none of them, or an error; one that came before takes
+ * nothing from what td_item_later asked for. */
 bool td_landed_read(td_tensor t, void *value, td_dtype *dtype);
 
 /* ---- Step (step.c) */

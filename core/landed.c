@@ -10,7 +10,7 @@
 static bool find(td_tensor t, int *set, uint32_t *at)
 {
     const td_context *td = t.td;
-    if (!td || td->error != TD_OK || td_failed(t) || t.generation == td->recording.generation) return false;
+    if (!td || td_failed(t) || t.generation == td->recording.generation) return false;
     for (*set = 0; *set < TD_INPUT_SETS; ++*set)
         for (*at = 0; *at < td->landed[*set].count; ++*at)
             if (td->landed[*set].generation == t.generation && td->landed[*set].recorded[*at] == t.id) return true;
@@ -45,7 +45,7 @@ bool td_item_later(td_tensor t)
 {
     uint32_t at;
     int set;
-    if (!find(t, &set, &at) || !t.td->device->landed) return false;
+    if (!find(t, &set, &at) || t.td->error != TD_OK || !t.td->device->landed) return false;
     t.td->landed[set].later[at]++;
     return true;
 }
@@ -71,7 +71,7 @@ bool td_landed_empty(td_context *td, int set)
 static bool read_aside(td_tensor t, void *value, td_dtype *dtype)
 {
     td_context *td = t.td;
-    for (uint32_t i = 0; td && td->error == TD_OK && i < td->aside_count; i++) {
+    for (uint32_t i = 0; td && i < td->aside_count; i++) {
         td_aside a = td->aside[i];
         if (a.generation != t.generation || a.recorded != t.id) continue;
         memcpy(value, &a.value, sizeof a.value);
@@ -88,9 +88,11 @@ bool td_landed_read(td_tensor t, void *value, td_dtype *dtype)
     int set;
     if (!find(t, &set, &at)) return read_aside(t, value, dtype);
     td_landed *l = &t.td->landed[set];
-    const uint64_t *values = values_of(t.td, set);
-    if (values) memcpy(value, &values[at], sizeof values[at]);
-    *dtype = l->dtype[at];
+    if (t.td->error != TD_OK && !l->later[at]) return false;
     if (l->later[at]) l->later[at]--;
+    const uint64_t *values = values_of(t.td, set);
+    if (!values) return false;
+    memcpy(value, &values[at], sizeof values[at]);
+    *dtype = l->dtype[at];
     return true;
 }

@@ -556,7 +556,7 @@ double td_item(td_tensor t)
     char text[TD_SHAPE_TEXT];
     td_dtype dtype;
     item value = { 0 };
-    if (td_landed_read(t, &value, &dtype)) return t.td->error == TD_OK ? item_value(t.td, value, dtype) : (double)__builtin_nanf("");
+    if (td_landed_read(t, &value, &dtype)) return item_value(t.td, value, dtype);
     const td_plan_output *o = output_of(t);
     if (!o) return (double)__builtin_nanf("");
     if (td_shape_elements(o->shape) != 1) {

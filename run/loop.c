@@ -130,7 +130,7 @@ bool run_next(run_loop *run, data_batch *b)
     if (at_boundary && run->overfits && !data_seek(run->loader, NULL)) return false;
     if (!data_next(run->loader, b)) return false;
     td_profile_mark(run->td, "data");
-    run->epoch = b->epoch + 1;
+    run->batch_epoch = b->epoch + 1;
     return true;
 }
 
@@ -188,8 +188,9 @@ void run_comm_end(run_loop *run)
  * read late, behind the next. */
 static bool run_update_step(run_loop *run, opt_optimizer *opt, run_unread *u)
 {
-    run->lr = run_rate(run, td_updates(run->td));
-    run_update(run, opt, u->part, run->lr);
+    u->lr = run_rate(run, td_updates(run->td));
+    u->epoch = run->batch_epoch;
+    run_update(run, opt, u->part, u->lr);
     if (run->ranks > 1) u->asked = record_any(run, run_signal() != 0, run_signal_save());
     if (!td_step(run->td)) return false;
     u->update = td_updates(run->td);
@@ -238,17 +239,14 @@ static void look_after(run_loop *run, looks l)
     if (run->saving && !run_failed(run)) run_say_saved(run, step);
 }
 
-static bool is_looked_at(const run_loop *run)
-{
-    looks l = looks_at(run);
-    return l.logs || l.saves || run->profile.updates;
-}
-
 static void end_update(run_loop *run)
 {
     if (run->ranks == 1) run->saving = run_signal_save();
     run_comm_end(run);
-    if (!is_looked_at(run) && run_can_wait(&run->unread)) return;
+    looks l = looks_at(run);
+    bool holds = l.first || l.evaluates || l.saves || run->profile.updates; /* until it has been looked after */
+    run->unread.logs = l.logs;
+    if (!holds && run_can_wait(&run->unread)) return;
     if (!run_read_numbers(run)) return;
     look_after(run, looks_at(run));
     run->saving = false;
@@ -360,7 +358,8 @@ int run_close(run_loop *run)
         return 1;
     }
     bool trains = run->flags.command == RUN_TRAIN;
-    if (!run_failed(run) && trains) finish(run);
+    if (run_failed(run)) run_read_late(run);
+    else if (trains) finish(run);
     if (!run_failed(run) && !trains && run->progress.error) /* what it prints is all it does */
         td_fail(run->td, TD_ERROR_DATA, "cannot write to stdout: %s", strerror(run->progress.error));
     int status = run->status;

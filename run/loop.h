@@ -71,9 +71,12 @@ typedef struct run_asked {
 typedef struct run_unread {
     bool any;
     run_part part;
-    int64_t update;               /* that the step completed; 0: none */
-    td_tensor norm;               /* of that update's gradient, where the optimizer has it */
-    run_asked asked;              /* in that update, where there are several ranks */
+    int64_t update;               /* that the step completed; 0: none. What follows is of that update */
+    td_tensor norm;               /* of the gradient, where the optimizer has it */
+    run_asked asked;              /* where there are several ranks */
+    double lr;
+    int64_t epoch;
+    bool logs;                    /* it has a line */
 } run_unread;
 
 typedef struct run_saver run_saver;     /* a checkpoint that is being written */
@@ -125,7 +128,7 @@ struct run_loop {
     bool saving;                  /* a signal that asks for a checkpoint came on some rank, and there is none yet */
     bool stopped_early;           /* by --stop-after */
     union { float f32[2]; double f64[2]; } signals; /* this rank's word on stopping and saving, an input of the step */
-    int64_t epoch;                /* of the last micro-batch, from 1 */
+    int64_t batch_epoch;          /* of the last micro-batch, from 1 */
     int64_t micro;                /* micro-batches of the update in progress that were handed over */
     bool weighs;                  /* its losses are quotients: its micro-batches have weights */
     run_unread unread;            /* of the last of them; in loss_sum and weight_sum are those before */
@@ -138,9 +141,9 @@ struct run_loop {
     bool said_waits;              /* that updates wait for the disk */
 
     double loss, first_loss;      /* of update `read`, of the first one; NaN: none */
-    double grad_norm;             /* of update `read` */
+    double grad_norm, lr;         /* of update `read` */
+    int64_t epoch;                /* of update `read` */
     int64_t read;                 /* the last update whose numbers have been: the last one, on a GPU perhaps the one before */
-    double lr;                    /* of the last update */
     int64_t first_step;           /* of this process */
     double mark;                  /* time at which the update began, less what is no training: where the one before was read */
     double step_ms[RUN_TIMED];    /* a ring of the last updates */
@@ -226,10 +229,11 @@ void run_comm_begin(run_loop *run);
 void run_comm_end(run_loop *run);
 
 /* ---- numbers.c */
-/* What the last step left is read: with the last part of an update its loss and norm, which are looked at, and the update counts as timed.
+/* What the last step left is read: with the last part of an update its numbers, which are looked at, and the update counts as timed.
  * Nothing where that is done. false: the run has failed. */
 bool run_read_numbers(run_loop *run);
-/* The same, of a step that another one has followed or none will. */
+/* The same, of a step that another one has followed or none will, and the line of its update where it has one. In a run that has failed
+ * since, the line. */
 bool run_read_late(run_loop *run);
 /* Whether all of it can be read behind the next step; if not, it is to be read now. */
 bool run_can_wait(const run_unread *unread);

@@ -1,9 +1,9 @@
 /* The numbers of updates: read, told from what is no number, and the time that each took.
  *
- * A GPU does not wait for the host to look at what it computed. An update that is printed, evaluated, saved or the last one is read when it
- * is done, before more is handed over; any other when the next one has been. Each keeps its own step, so that what is printed and written
- * is the same. One that is not finite ends the run with the step that it is of; another update has been done by then, of which nothing
- * is left: what is saved has had all numbers up to its own looked at.
+ * A GPU does not wait for the host to look at what it computed. The numbers of an update that is evaluated or saved, of the first and of the
+ * last one are read when it is done, before more is handed over; those of any other when the next one has been, and its line is printed then.
+ * What is printed and written is the same. A number that is not finite ends the run with the step that it is of; another update has been done
+ * by then, of which nothing is left: what is saved has had all numbers up to its own looked at.
  */
 #include <math.h>
 
@@ -23,12 +23,17 @@ static void note_time(run_loop *run)
 /* That scalers halve their scale for, from 65536 to 1 and a good deal more. */
 enum { MOST_SKIPPED = 40 };
 
-static bool check_numbers(run_loop *run)
+static bool are_finite(run_loop *run)
 {
     bool norm_bad = opt_has_norm(run->opt) && !isfinite(run->grad_norm);
     run->skipped = norm_bad ? run->skipped + 1 : 0;
     if (opt_scaler_of(run->opt) && run->skipped <= MOST_SKIPPED) norm_bad = false; /* the update was left out */
-    if (isfinite(run->loss) && !norm_bad) return true;
+    return isfinite(run->loss) && !norm_bad;
+}
+
+static bool check_numbers(run_loop *run)
+{
+    if (are_finite(run)) return true;
     double number = isfinite(run->loss) ? run->grad_norm : run->loss;
     char kept[RUN_PATH + 64] = "";
     if (!run_save_wait(run)) return false;
@@ -47,30 +52,41 @@ static bool check_numbers(run_loop *run)
 
 static double number_of(td_tensor t, double otherwise) { return td_failed(t) ? otherwise : td_item(t); }
 
-bool run_read_numbers(run_loop *run)
+/* False: there is nothing, or only a part of an update. */
+static bool take_unread(run_loop *run)
 {
     run_unread unread = run->unread;
     run->unread.any = false;
-    if (!unread.any) return true;
+    if (!unread.any) return false;
     run_add_part(run, unread.part);
-    if (!unread.update) return !run_failed(run);
+    if (!unread.update) return false;
     run->loss = run_take_loss(run, !td_failed(unread.part.weight));
     run->grad_norm = number_of(unread.norm, (double)NAN);
     if (number_of(unread.asked.stop, 0) > 0) run->stopping = true;
     if (number_of(unread.asked.save, 0) > 0) run->saving = true;
+    run->lr = unread.lr;
+    run->epoch = unread.epoch;
     run->read = unread.update;
-    if (run_failed(run)) return false;
     note_time(run);
+    return true;
+}
+
+bool run_read_numbers(run_loop *run)
+{
+    bool completes = take_unread(run);
+    if (run_failed(run) || !completes) return !run_failed(run);
     if (run->read == 1) run->first_loss = run->loss;
     return run_save_check(run) && check_numbers(run);
 }
 
 bool run_read_late(run_loop *run)
 {
-    bool completes = run->unread.any && run->unread.update;
-    if (!run_read_numbers(run)) return false;
+    bool logs = run->unread.any && run->unread.logs, completes = run->unread.any && run->unread.update;
+    if (run_failed(run) ? !(take_unread(run) && are_finite(run)) : !run_read_numbers(run)) return false;
     if (completes) run_progress_draw(run, false);
-    return true;
+    if (!logs) return true;
+    run_say_step(run);
+    return run_record_step(run);
 }
 
 bool run_can_wait(const run_unread *unread)

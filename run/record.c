@@ -208,13 +208,13 @@ static double logged_rate(const run_loop *run)
 void run_say_step(run_loop *run)
 {
     if (run->progress.terminal) return;
-    run_say(run, "step %lld/%lld  epoch %lld  loss %.6g  %.0f items/s", (long long)td_updates(run->td),
+    run_say(run, "step %lld/%lld  epoch %lld  loss %.6g  %.0f items/s", (long long)run->read,
             (long long)run->steps, (long long)run->epoch, run->loss, logged_rate(run));
 }
 
 bool run_record_step(run_loop *run)
 {
-    int64_t step = td_updates(run->td);
+    int64_t step = run->read;
     double rate = logged_rate(run);
     run->logged_s = 0;
     run->logged_steps = 0;

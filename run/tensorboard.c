@@ -173,7 +173,7 @@ bool run_events_open(run_loop *run)
 bool run_events_step(run_loop *run, double items_per_s)
 {
     const run_evaluation *e = &run->evaluation;
-    int64_t step = td_updates(run->td);
+    int64_t step = run->read;
     message event = begin_event(step), summary = { 0 };
     put_scalar(&summary, "", "loss", run->loss);
     put_scalar(&summary, "", "lr", run->lr);

@@ -120,7 +120,7 @@ static inline CHECK_UNUSED int loop_small(run_loop *run, opt_optimizer *(*optimi
     for (data_batch b; run_next(run, &b);) {
         run_step(run, opt, small_loss(&m, &b));
         stepped = true;
-        if (b.last && td_error(td) == TD_OK && losses) losses[td_updates(td) - 1] = run->loss;
+        if (b.last && td_error(td) == TD_OK && losses) losses[run->read - 1] = run->loss;
     }
     if (updates) *updates = td_updates(td);
     if (!stepped) opt_close(opt); /* the run never met it */
