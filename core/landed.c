@@ -50,20 +50,22 @@ bool td_item_later(td_tensor t)
     return true;
 }
 
-static bool take_aside(td_context *td, int set, uint32_t at)
+static bool aside_room(td_context *td, uint32_t more)
 {
-    const td_landed *from = &td->landed[set];
-    const uint64_t *values = values_of(td, set);
-    if (!values || !td_room(td, (void **)&td->aside, &td->aside_room, td->aside_count + 1, sizeof *td->aside, "host")) return false;
-    td->aside[td->aside_count++] = (td_aside){ from->generation, from->recorded[at], from->dtype[at], from->later[at], values[at] };
-    return true;
+    return td_room(td, (void **)&td->aside, &td->aside_room, td->aside_count + more, sizeof *td->aside, "host");
 }
 
 bool td_landed_empty(td_context *td, int set)
 {
     td_landed *l = &td->landed[set];
-    for (uint32_t at = 0; at < l->count; at++)
-        if (l->later[at] && !take_aside(td, set, at)) return false;
+    uint32_t wanted = 0;
+    for (uint32_t at = 0; at < l->count; at++) wanted += l->later[at] > 0;
+    const uint64_t *values = wanted ? values_of(td, set) : NULL;
+    if (wanted && (!values || !aside_room(td, wanted))) return false;
+    for (uint32_t at = 0; at < l->count; at++) {
+        td_aside a = { l->generation, l->recorded[at], l->dtype[at], l->later[at], values ? values[at] : 0 };
+        if (a.later) td->aside[td->aside_count++] = a;
+    }
     l->count = 0;
     return true;
 }

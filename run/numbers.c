@@ -1,9 +1,9 @@
 /* The numbers of updates: read, told from what is no number, and the time that each took.
  *
- * A GPU does not wait for the host to look at what it computed. The numbers of an update that is evaluated or saved, of the first and of the
- * last one are read when it is done, before more is handed over; those of any other when the next one has been, and its line is printed then.
- * What is printed and written is the same. A number that is not finite ends the run with the step that it is of; another update has been done
- * by then, of which nothing is left: what is saved has had all numbers up to its own looked at.
+ * A GPU does not wait for the host to look at what it computed. The numbers of an update that is evaluated or saved, of the first and of
+ * the last one are read when it is done, before more is handed over; those of any other when the next one has been, and its line is
+ * printed then. What is printed and written is the same. A number that is not finite ends the run with the step that it is of; another
+ * update has been done by then, of which nothing is left: what is saved has had all numbers up to its own looked at.
  */
 #include <math.h>
 

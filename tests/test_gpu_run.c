@@ -80,7 +80,8 @@ START_TEST(test_the_host_sees_a_loss_when_the_gpu_has_the_next_update)
     if (!has_gpu()) SKIP("no CUDA device");
     double want[ALL], got[ALL];
     clean("each");
-    td_device_counts each = train_and_count(COUNTED_RUN "--save-every 1 --out each", want), none = train_and_count(COUNTED_RUN "--log-every 1", got);
+    td_device_counts each = train_and_count(COUNTED_RUN "--save-every 1 --out each", want);
+    td_device_counts none = train_and_count(COUNTED_RUN "--log-every 1", got);
     ck_assert_int_ge(each.stalls, COUNTED); /* for what is saved */
     ck_assert_mem_eq(got, want, sizeof want);
     ck_assert_int_eq(none.stalls, 0);
@@ -101,4 +102,5 @@ START_TEST(test_a_model_that_does_not_fit_is_told_before_it_runs)
 }
 END_TEST
 
-TESTS("gpu_run", test_a_resumed_run_goes_on_to_the_bit, test_the_host_sees_a_loss_when_the_gpu_has_the_next_update, test_a_model_that_does_not_fit_is_told_before_it_runs)
+TESTS("gpu_run", test_a_resumed_run_goes_on_to_the_bit, test_the_host_sees_a_loss_when_the_gpu_has_the_next_update,
+      test_a_model_that_does_not_fit_is_told_before_it_runs)

@@ -10,6 +10,7 @@
 #include <signal.h>
 
 #include "tests/late_device.h"
+#include "tests/memory.h"
 #include "tests/shell.h"
 #include "tests/small_run.h"
 
@@ -131,6 +132,31 @@ START_TEST(test_a_value_outlives_an_error)
     ck_assert_double_eq(td_item(t), 9);
     ck_assert(isnan(td_item(t)));
     td_close(td);
+}
+END_TEST
+
+/* Every allocation fails once; what was to be read later is there when memory is. */
+START_TEST(test_memory_that_runs_out_takes_no_value)
+{
+    memory_test memory = { .refused = -1 };
+    td_allocator allocator = { .user = &memory, .get = memory_get, .put = memory_put };
+    int failed = 0;
+    for (int refused = 0;; refused++) {
+        memory_refuse(&memory, refused);
+        td_context *td = td_open(&(td_options){ .threads = 1, .allocator = &allocator, .log = check_log_line });
+        if (td_error(td) == TD_OK) late_open(td);
+        td_tensor t = square_of(td, 3);
+        bool later = td_item_later(t);
+        for (int s = 0; s < 3 && td_error(td) == TD_OK; s++) square_of(td, s);
+        bool reached = memory.calls > refused;
+        ck_assert_int_eq(td_error(td), reached ? TD_ERROR_MEMORY : TD_OK);
+        if (later) ck_assert_double_eq(td_item(t), 9);
+        td_close(td);
+        ck_assert_int_eq(memory.held, 0);
+        failed += reached && later;
+        if (!reached) break;
+    }
+    ck_assert_int_gt(failed, 0);
 }
 END_TEST
 
@@ -422,6 +448,51 @@ START_TEST(test_an_update_that_fails_ends_the_run_with_its_error)
 }
 END_TEST
 
+/* ---- bench ------------------------------------------------------------------------------------------------ */
+
+/* A reference binary, for what it does beside training. */
+static void *make_model(run_loop *run, td_module root, const data_set *set)
+{
+    (void)set;
+    small_model *m = malloc(sizeof *m);
+    if (!m) return NULL;
+    *m = make_small(run_context(run), 5);
+    run_optimizer(run, root);
+    if (strstr(getenv("LATE"), "late")) late_open(run_context(run));
+    return m;
+}
+
+static data_set *model_data(run_loop *run, const char *split)
+{
+    return strcmp(split, "random") ? NULL : weighted_set(run_context(run));
+}
+
+static td_tensor model_loss(void *model, const data_batch *b) { return loss_of(model, b, strstr(getenv("LATE"), "weighs"), 1); }
+
+static int model_program(int argc, char **argv)
+{
+    static const run_flag flags[] = { RUN_OPTIMIZER_FLAGS("sgd"), { 0 } };
+    static const run_model model = { .about = "values that come late", .defaults = { .name = "small", .batch = 12, .flags = flags },
+                                     .data = model_data, .make = make_model, .free = free, .loss = model_loss };
+    return run_main(argc, argv, &model);
+}
+
+START_TEST(test_benchmarks_end_with_the_same_loss)
+{
+    static const char *const words[] = { "", "weighs" }, *const flags[] = { "", "--accumulate 3" };
+    for (int i = 0; i < 4; i++) {
+        char now[128];
+        for (int late = 0; late < 2; late++) {
+            ck_assert_sh(0, "LATE='model %s %s' OMP_WAIT_POLICY=passive '%s' bench --threads 1 --steps 7 --lr 0.05 --batch 36 --json %s | "
+                            "grep -o '\"f[a-z]*_loss[^,]*' | sort", late ? "late" : "now", words[i / 2], own_path(), flags[i % 2]);
+            if (late) ck_assert_str_eq(out_text, now);
+            else snprintf(now, sizeof now, "%.127s", out_text);
+        }
+        ck_assert_str_has(now, "\"final_loss\":0.");
+    }
+}
+END_TEST
+
 /* ---- The program ------------------------------------------------------------------------------------------ */
 
 static int program(int argc, char **argv)
@@ -430,6 +501,7 @@ static int program(int argc, char **argv)
     late_options o = { 0 };
     bool comes_late = false;
     snprintf(words, sizeof words, "%s", getenv("LATE"));
+    if (strstr(words, "model")) return model_program(argc, argv);
     for (char *word = strtok(words, " "); word; word = strtok(NULL, " ")) {
         if (!strcmp(word, "late")) comes_late = true;
         else if (!strcmp(word, "weighs")) o.weighs = true;
@@ -456,6 +528,7 @@ int main(int argc, char **argv)
         test_values_of_any_dtype_are_kept,
         test_what_cannot_wait_is_told_and_is_no_error,
         test_a_value_outlives_an_error,
+        test_memory_that_runs_out_takes_no_value,
         test_losses_are_read_when_the_next_update_has_been_handed_over,
         test_an_update_is_waited_for_where_it_is_saved,
         test_parts_of_an_update_are_read_late,
@@ -466,6 +539,7 @@ int main(int argc, char **argv)
         test_ranks_stop_and_save_together,
         test_a_number_that_is_none_is_told_of_its_update_and_nothing_is_saved_behind_it,
         test_an_update_that_fails_ends_the_run_with_its_error,
+        test_benchmarks_end_with_the_same_loss,
     };
     return check_main("late", tests, (int)(sizeof tests / sizeof tests[0]));
 }
