@@ -23,6 +23,7 @@ static void note_time(run_loop *run)
 /* That scalers halve their scale for, from 65536 to 1 and a good deal more. */
 enum { MOST_SKIPPED = 40 };
 
+/* Counts, one behind the other, those whose update a scaler left out. */
 static bool are_finite(run_loop *run)
 {
     bool norm_bad = opt_has_norm(run->opt) && !isfinite(run->grad_norm);

@@ -210,6 +210,7 @@ static void interlude(td_context *td)
 
 typedef struct late_options {
     bool weighs, evaluates, interludes, draws, counts;
+    int keeps;                    /* scalars beside the loss */
     event event;                  /* on the last rank */
 } late_options;
 
@@ -227,6 +228,7 @@ static int train_late(run_loop *run, const late_options *o)
         if (!strcmp(now, "fail")) td_fail(td, TD_ERROR_DATA, "update %lld has no data", (long long)o->event.update);
         if (!strcmp(now, "term")) raise(SIGTERM);
         if (!strcmp(now, "usr1")) raise(SIGUSR1);
+        for (int i = 0; i < o->keeps; i++) td_keep(td_scalar(td, i));
         if (o->draws) run->progress.terminal = true, run->progress.drawn_at = 0; /* every update is due */
         run_step(run, opt, loss_of(&m, &b, o->weighs, strcmp(now, "nan") ? 1 : (double)NAN));
         if (o->interludes && td_error(td) == TD_OK) interlude(td);
@@ -277,6 +279,15 @@ START_TEST(test_an_update_is_waited_for_where_it_is_saved)
         ck_assert_int_eq(late.look[i].step, step);
         ck_assert_msg(late.look[i].behind == !due, "update %d was read behind %lld others", step, (long long)late.look[i].behind);
     }
+}
+END_TEST
+
+/* Twenty other values are kept before the loss, and sixteen come to the host. */
+START_TEST(test_what_does_not_come_with_its_step_is_read_at_once)
+{
+    train_and_look("--steps 5 --threads 1", &(late_options){ .keeps = 20 });
+    ck_assert_int_eq(late.looks, 0);
+    ck_assert_int_eq(late.reads, 2 * 5); /* loss and norm */
 }
 END_TEST
 
@@ -345,7 +356,7 @@ static void compare_anew(int status, const char *words, const char *flags)
 
 START_TEST(test_what_a_run_says_and_leaves_is_the_same)
 {
-    compare_anew(0, "", "--steps 23 --log-every 5 --save-every 4 --out out");
+    compare_anew(0, "", "--steps 23 --log-every 5 --save-every 4 --schedule cosine --warmup 3 --out out");
     compare_anew(0, "interludes", "--steps 12 --log-every 5 --save-every 4 --out out");
     compare_anew(0, "", "--steps 12 --log-every 5 --accumulate 3 --save-every 4 --out out");
     compare_anew(0, "weighs interludes", "--steps 12 --log-every 5 --accumulate 3 --save-every 4 --out out");
@@ -531,6 +542,7 @@ int main(int argc, char **argv)
         test_memory_that_runs_out_takes_no_value,
         test_losses_are_read_when_the_next_update_has_been_handed_over,
         test_an_update_is_waited_for_where_it_is_saved,
+        test_what_does_not_come_with_its_step_is_read_at_once,
         test_parts_of_an_update_are_read_late,
         test_evaluations_are_read_late,
         test_what_a_run_says_and_leaves_is_the_same,
