@@ -30,6 +30,7 @@ typedef struct job {
     int group;                                /* or by groups of so many ranks */
     int offload;
     const char *device;                       /* of all ranks; NULL: the CPU */
+    void (*joined)(td_context *td, par_world *world, int rank); /* called when a rank's context has; NULL: nothing */
     double losses[STEPS];
     double parameters;                        /* a sum over all of them at the end, each with a weight of its own */
     int64_t sent, calls;                      /* by the last step of all */
@@ -181,6 +182,7 @@ static int train(par_world *world, int rank, void *user)
                                                 .keep_gathered = own.gathered, .keep_group = own.group, .offload = own.offload, .share_gpu = true,
                                                 .tensor_columns = !tensor ? NULL : own.gpt ? "h.*.mlp.c_fc" : "second,base",
                                                 .tensor_rows = !tensor ? NULL : own.gpt ? "h.*.mlp.c_proj" : "out" });
+    if (own.joined && td_error(td) == TD_OK) own.joined(td, world, rank);
     net n = { 0 };
     make_net(&n, td, &own);
     opt_optimizer *opt = make_optimizer(td_root(td), &own);
