@@ -226,7 +226,7 @@ bool par_nccl_open(par_world *world, int rank, td_context *td, const td_transpor
     return true;
 }
 
-/* The watcher has had its time; memory is left to one that does not come back. */
+/* The watcher has had its time. One that does not come back is in a call of NCCL's, after which it looks at nothing but `n`: that is left. */
 static void close_nccl(par_nccl *n, double until)
 {
     while (n->watched && !atomic_load(&n->gone) && par_seconds() < until) par_mpi_rest(LEAVE_S);

@@ -155,12 +155,23 @@ static void give_up(par_nccl *n)
     if (locked) pthread_mutex_unlock(&n->lock);
 }
 
-/* Nobody else is there any more. */
+static bool has_let_go(const par_nccl *n, const par_nccl_group *g, double until)
+{
+    int result = NCCL_IN_PROGRESS;
+    while (result == NCCL_IN_PROGRESS && !par_broken(n->me->world) && par_seconds() < until) {
+        par_mpi_rest(LOOK_S);
+        if (n->lib.comm_get_async_error(g->comm, &result) != NCCL_SUCCESS) return false;
+    }
+    return result == NCCL_SUCCESS;
+}
+
+/* Nobody else calls NCCL any more. The world stays for as long as the deadline, and a little longer: par_nccl_close. */
 static void give_back(par_nccl *n)
 {
+    double until = par_seconds() + n->me->world->segment->timeout_s;
     bool all = true;
     for (par_nccl_group *g = n->groups; g; g = g->next) n->lib.comm_finalize(g->comm);
-    for (par_nccl_group *g = n->groups; g && all; g = g->next) all = par_nccl_settle(n, g->comm, NCCL_IN_PROGRESS) == NCCL_SUCCESS;
+    for (par_nccl_group *g = n->groups; g && all; g = g->next) all = has_let_go(n, g, until);
     if (!all) {
         give_up(n);
         return;
