@@ -32,9 +32,13 @@ double run_collective_s(const run_machine *m, const par_call *call)
     return m->collective_s + inside * m->inside.latency_s + across * m->across.latency_s + (double)call->task.sent / rate;
 }
 
-static double call_s(const run_machine *m, const td_machine *reached, const par_call *call)
+static double call_s(const run_machine *m, const par_call *call)
 {
-    double s = call->task.on_host ? (double)call->task.bytes / m->host_bytes_per_s : run_floor_s(reached, &call->task);
+    td_machine reached = m->peak;
+    double part = m->attention > 0 && !strcmp(call->task.kind, "attention") ? m->attention : m->efficiency;
+    for (int d = 0; d < TD_DTYPES; d++) reached.flops[d] *= part;
+    if (m->traffic > 0) reached.bytes *= m->traffic;
+    double s = call->task.on_host ? (double)call->task.bytes / m->host_bytes_per_s : run_floor_s(&reached, &call->task);
     return s > m->call_s ? s : m->call_s;
 }
 
@@ -42,22 +46,20 @@ static double copy_s(const run_machine *m, const par_call *call) { return m->hos
 
 static double later(double a, double b) { return a > b ? a : b; }
 
-static double seconds_of(const run_machine *m, const td_machine *reached, const par_call *call)
+static double seconds_of(const run_machine *m, const par_call *call)
 {
-    if (call->kind == PAR_COMPUTES) return call_s(m, reached, call);
+    if (call->kind == PAR_COMPUTES) return call_s(m, call);
     return call->kind == PAR_COPIES ? copy_s(m, call) : run_collective_s(m, call);
 }
 
 /* `ended` is room for the end of each call. */
 static run_estimate step_of(const run_machine *m, const par_call *calls, int64_t count, double *ended)
 {
-    td_machine reached = m->peak;
     run_estimate e = { 0 };
     double free[TD_QUEUES] = { 0 }; /* when each queue is */
-    for (int d = 0; d < TD_DTYPES; d++) reached.flops[d] *= m->efficiency;
     for (int64_t i = 0; i < count; i++) {
         const par_call *call = &calls[i];
-        double *queue = &free[m->overlaps ? call->queue : TD_QUEUE_COMPUTE], s = seconds_of(m, &reached, call);
+        double *queue = &free[m->overlaps ? call->queue : TD_QUEUE_COMPUTE], s = seconds_of(m, call);
         for (int q = 0; q < TD_QUEUES; q++)
             if (call->waits[q] >= 0) *queue = later(*queue, ended[call->waits[q]]);
         ended[i] = *queue += s;
@@ -86,7 +88,10 @@ bool run_estimate_add(td_context *td, const run_machine *m, const par_call *call
 
 void run_estimate_assumptions(const run_machine *m, char *to, size_t room)
 {
-    snprintf(to, room, "each call takes the larger of FLOPs / (%.0f %% of peak) and bytes / bandwidth, %.3g us at least; collectives are rings "
-             "over the slowest link crossed, %s; what the host computes takes its memory's bandwidth, and data cost nothing", 100 * m->efficiency, 1e6 * m->call_s,
+    char attention[40] = "";
+    if (m->attention > 0) snprintf(attention, sizeof attention, ", attention's %.0f %%", 100 * m->attention);
+    snprintf(to, room, "each call takes the larger of FLOPs / (%.0f %% of peak%s) and bytes / (%.0f %% of bandwidth), %.3g us at least; collectives are "
+             "rings over the slowest link crossed, %s; what the host computes takes its memory's bandwidth, and data cost nothing", 100 * m->efficiency,
+             attention, m->traffic > 0 ? 100 * m->traffic : 100, 1e6 * m->call_s,
              m->overlaps ? "beside computation, as are copies to the host, from it, and what is computed there" : "in turn with computation");
 }

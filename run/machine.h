@@ -16,7 +16,8 @@ typedef struct run_machine {
     char name[64];                /* "": none, nothing can be said of time */
     char source[256];             /* where the numbers come from, as one phrase */
     td_machine peak;              /* FLOP/s by dtype, bytes of memory a second */
-    double efficiency;            /* the part of peak FLOP/s that calls reach */
+    double efficiency, attention; /* the part of peak FLOP/s that calls reach, and that attention does; 0: as others */
+    double traffic;               /* the part of bytes a second that calls reach; 0: all */
     double call_s, collective_s;  /* no call takes less; what each collective takes besides its ring */
     int64_t memory_bytes;         /* that a rank may hold; 0: not known */
     int host_ranks;               /* ranks of one host */
