@@ -14,7 +14,8 @@
  * NULL and an error. */
 void *td_nvrtc_compile(td_context *td, const char *source, int architecture, size_t *bytes);
 
-/* The kernel `name` of `source`, ready to be launched on the context's device; it lives until td_nvrtc_close. NULL and an error. */
+/* The kernel `name` of `source`, ready to be launched on the context's device; it lives until td_nvrtc_close. NULL and an error; without an
+ * error the chain is interpreted. */
 cudaKernel_t td_nvrtc_kernel(td_context *td, const char *source, const char *name);
 
 /* Unloads every kernel. Nothing that launches them may be left. */

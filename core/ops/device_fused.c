@@ -386,7 +386,8 @@ bool td_fused_cuda_prepare(td_context *td, const td_kernel *k, td_preparation *o
     if (!plan) return false;
     plan->chain = td_chain_of(k);
     plan->width = td_chain_width(&plan->chain);
-    if (!td->options.gpu && wants_kernel(td, plan) && !(plan->kernel = kernel_of(td, plan))) {
+    if (!td->options.gpu && wants_kernel(td, plan)) plan->kernel = kernel_of(td, plan);
+    if (td->error != TD_OK) {
         td_prepared_free(plan);
         return false;
     }
