@@ -2,8 +2,8 @@
 # Builds Tandem and runs its tests.
 #
 #     ./check.sh          every test under gcc's address and undefined-behaviour sanitizers, then what a Release build
-#                         is needed for: binaries, timing, installation; CUDA where its toolkit is: that it compiles, and
-#                         what it compiles when it runs. Minutes.
+#                         is needed for: binaries, timing, installation, kernels for GPUs on the host; CUDA where its toolkit
+#                         is: that it compiles, and what it compiles when it runs. Minutes.
 #     ./check.sh --all    also the full matrices (once, in a Release build) and every test with clang, plain and sanitized, under
 #                         ThreadSanitizer and valgrind, and in a fresh Debian. About an hour.
 #     ./check.sh --gpu    what needs a GPU, and compute-sanitizer over its kernels; without a GPU that everything compiles.
@@ -80,7 +80,7 @@ release_gcc()
 {
     stage "build: gcc, Release" configure_and_build build binaries -DCMAKE_BUILD_TYPE=Release "${cuda[@]}" || return 0
     stage "build: gcc, Release, tests" configure_and_build build release_tests -DCMAKE_BUILD_TYPE=Release "${cuda[@]}" || return 0
-    run_tests "tests: gcc, Release" build -L '^(release|cuda)$'
+    run_tests "tests: gcc, Release" build -L '^(release|cuda|on_host)$'
     grep -q '[.]cu[.]o' build/build.ninja 2>/dev/null || echo "skipped: CUDA's code: the CUDA Toolkit 13 or cuDNN 9's headers are not on this machine"
 }
 
@@ -123,7 +123,7 @@ all_clang()
         -DCMAKE_C_COMPILER=clang -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON "${cuda[@]}" &&
         run_tests "tests: clang, Release, shared library" build/check-clang
     stage "build: clang, ASan + UBSan" configure_and_build build/check-clang-sanitized all \
-        -DCMAKE_C_COMPILER=clang -DCMAKE_BUILD_TYPE=Debug -DTANDEM_SANITIZE=address,undefined &&
+        -DCMAKE_C_COMPILER=clang -DCMAKE_BUILD_TYPE=Debug -DTANDEM_SANITIZE=address,undefined -DTANDEM_KERNELS_ON_HOST=ON &&
         run_tests "tests: clang, ASan + UBSan" build/check-clang-sanitized
     return 0
 }
