@@ -1,22 +1,39 @@
-/* CUDA's runtime on the host: streams do at once what they are given. While a graph is captured it gets all that any stream is given, in
- * that order, which is one that the streams' events allow. */
+/* CUDA's runtime on the host: streams do at once what they are given. A graph keeps what its streams were given, and what each piece of it
+ * waits for: it runs in any order that allows, as a test wants it. */
 #include <cuda_runtime_api.h>
 #include <on_host.h>
 #include <stdlib.h>
 #include <string.h>
 
+enum { STREAMS = 8 };                          /* that a graph may hold */
+
+/* Work of a graph: stream number `stream`'s, when the others have done so much of theirs. */
+typedef struct node {
+    on_host_work *work;
+    int stream;
+    int64_t after[STREAMS];
+} node;
+
 struct on_host_graph {
-    on_host_work *first, **last;
+    uint64_t capture;                         /* a number that no other has */
+    node *nodes;
+    int64_t count, room;
+    int streams;                              /* number 0 began the capture */
+    int64_t put[STREAMS];                     /* work of each */
 };
 struct on_host_stream {
-    int unused;
+    uint64_t capture;                         /* that it is or was part of, its number there, and what of others it waits for */
+    int number;
+    int64_t after[STREAMS];
 };
 struct on_host_event {
-    int unused;
+    uint64_t capture;                         /* 0: none */
+    int64_t after[STREAMS];
 };
 
 static cudaError_t last_error;
 static struct on_host_graph *captured;        /* NULL: none is */
+static uint64_t captures;                     /* begun */
 
 static cudaError_t noted(cudaError_t status)
 {
@@ -54,7 +71,8 @@ cudaError_t cudaSetDevice(int device) { return device ? cudaErrorInvalidValue : 
 /* Few multiprocessors, so that launches which fill them are small. */
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *to, int device)
 {
-    *to = (struct cudaDeviceProp){ .name = "the host, as a GPU", .multiProcessorCount = 2, .l2CacheSize = 1 << 20, .major = 9 };
+    *to = (struct cudaDeviceProp){ .name = "the host, as a GPU", .multiProcessorCount = 2, .l2CacheSize = 1 << 20, .major = 9,
+                                    .uuid = "one" };
     return cudaSetDevice(device);
 }
 
@@ -93,15 +111,34 @@ cudaError_t cudaFreeHost(void *memory)
 
 /* ---- Streams */
 
+/* Whether the stream is part of the capture: it began it, or has waited for one that is. */
+static bool is_captured(const struct on_host_stream *stream) { return captured && stream->capture == captured->capture; }
+
+static bool keep(struct on_host_stream *stream, on_host_work *work)
+{
+    struct on_host_graph *g = captured;
+    if (g->count == g->room) {
+        int64_t room = 2 * g->room + 64;
+        node *nodes = realloc(g->nodes, (size_t)room * sizeof *nodes);
+        if (!nodes) return false;
+        g->nodes = nodes;
+        g->room = room;
+    }
+    node *n = &g->nodes[g->count++];
+    *n = (node){ .work = work, .stream = stream->number };
+    memcpy(n->after, stream->after, sizeof n->after);
+    stream->after[stream->number] = ++g->put[stream->number];
+    return true;
+}
+
 void on_host_put(cudaStream_t stream, on_host_work *work)
 {
-    (void)stream;
     if (captured) {
-        *captured->last = work;
-        captured->last = &work->next;
-        return;
+        if (is_captured(stream) && keep(stream, work)) return;
+        noted(cudaErrorInvalidValue); /* a graph that it does not belong to is being made */
+    } else {
+        noted(work->run(work));
     }
-    noted(work->run(work));
     work->drop(work);
 }
 
@@ -109,25 +146,28 @@ typedef struct moving {
     on_host_work work;
     void *to;
     const void *from;                         /* NULL: `value` */
-    size_t bytes;
+    size_t bytes;                             /* of a row */
+    size_t rows, to_row, from_row;            /* how many, and from one to the next */
     int value;
 } moving;
 
 static cudaError_t move(on_host_work *work)
 {
     moving *m = (moving *)work;
-    if (m->from) memcpy(m->to, m->from, m->bytes);
-    else memset(m->to, m->value, m->bytes);
+    for (size_t r = 0; r < m->rows; r++)
+        if (m->from) memcpy((char *)m->to + r * m->to_row, (const char *)m->from + r * m->from_row, m->bytes);
+        else memset((char *)m->to + r * m->to_row, m->value, m->bytes);
     return cudaSuccess;
 }
 
 static void drop_moving(on_host_work *work) { free(work); }
 
-static cudaError_t put_moving(cudaStream_t stream, void *to, const void *from, int value, size_t bytes)
+static cudaError_t put_moving(cudaStream_t stream, moving what)
 {
     moving *m = malloc(sizeof *m);
     if (!m) return noted(cudaErrorMemoryAllocation);
-    *m = (moving){ .work = { .run = move, .drop = drop_moving }, .to = to, .from = from, .value = value, .bytes = bytes };
+    *m = what;
+    m->work = (on_host_work){ .run = move, .drop = drop_moving };
     on_host_put(stream, &m->work);
     return cudaSuccess;
 }
@@ -135,10 +175,21 @@ static cudaError_t put_moving(cudaStream_t stream, void *to, const void *from, i
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream)
 {
     (void)kind;
-    return from ? put_moving(stream, to, from, 0, bytes) : noted(cudaErrorInvalidValue);
+    return from ? put_moving(stream, (moving){ .to = to, .from = from, .bytes = bytes, .rows = 1 }) : noted(cudaErrorInvalidValue);
 }
 
-cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream) { return put_moving(stream, to, NULL, value, bytes); }
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_row, const void *from, size_t from_row, size_t bytes, size_t rows, enum cudaMemcpyKind kind,
+                              cudaStream_t stream)
+{
+    (void)kind;
+    if (!from || bytes > to_row || bytes > from_row) return noted(cudaErrorInvalidValue);
+    return put_moving(stream, (moving){ .to = to, .from = from, .bytes = bytes, .rows = rows, .to_row = to_row, .from_row = from_row });
+}
+
+cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream)
+{
+    return put_moving(stream, (moving){ .to = to, .value = value, .bytes = bytes, .rows = 1 });
+}
 
 typedef struct calling {
     on_host_work work;
@@ -183,6 +234,12 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *to, unsigned flags)
     return *to ? cudaSuccess : noted(cudaErrorMemoryAllocation);
 }
 
+cudaError_t cudaStreamGetDevice(cudaStream_t stream, int *device)
+{
+    *device = 0;
+    return stream ? cudaSuccess : noted(cudaErrorInvalidValue);
+}
+
 cudaError_t cudaStreamDestroy(cudaStream_t stream)
 {
     free(stream);
@@ -194,7 +251,14 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return !stream || captu
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags)
 {
-    (void)stream, (void)event, (void)flags;
+    (void)flags;
+    if (!captured || event->capture != captured->capture) return cudaSuccess; /* it has passed */
+    if (!is_captured(stream)) {
+        if (captured->streams == STREAMS) return noted(cudaErrorInvalidValue);
+        *stream = (struct on_host_stream){ .capture = captured->capture, .number = captured->streams++ };
+    }
+    for (int i = 0; i < STREAMS; i++)
+        if (event->after[i] > stream->after[i]) stream->after[i] = event->after[i];
     return cudaSuccess;
 }
 
@@ -217,7 +281,9 @@ cudaError_t cudaEventDestroy(cudaEvent_t event)
 
 cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags)
 {
-    (void)event, (void)stream, (void)flags;
+    (void)flags;
+    event->capture = is_captured(stream) ? captured->capture : 0;
+    memcpy(event->after, stream->after, sizeof event->after);
     return cudaSuccess;
 }
 
@@ -236,28 +302,30 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t end)
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode)
 {
-    (void)stream, (void)mode;
+    (void)mode;
     captured = calloc(1, sizeof *captured);
     if (!captured) return noted(cudaErrorMemoryAllocation);
-    captured->last = &captured->first;
+    captured->capture = ++captures;
+    captured->streams = 1;
+    *stream = (struct on_host_stream){ .capture = captured->capture };
     return cudaSuccess;
 }
 
+/* The stream that began it must have waited for all that others were given. */
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *to)
 {
-    (void)stream;
-    *to = captured;
+    struct on_host_graph *g = captured;
+    bool joined = g && stream->capture == g->capture && stream->number == 0;
+    for (int i = 1; i < STREAMS && joined; i++) joined = stream->after[i] == g->put[i];
     captured = NULL;
-    return *to ? cudaSuccess : noted(cudaErrorInvalidValue);
+    *to = g;
+    return joined ? cudaSuccess : noted(cudaErrorInvalidValue);
 }
 
 static void free_graph(struct on_host_graph *graph)
 {
-    while (graph->first) {
-        on_host_work *next = graph->first->next;
-        graph->first->drop(graph->first);
-        graph->first = next;
-    }
+    for (int64_t i = 0; i < graph->count; i++) graph->nodes[i].work->drop(graph->nodes[i].work);
+    free(graph->nodes);
     free(graph);
 }
 
@@ -267,8 +335,8 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *to, cudaGraph_t graph, unsigne
     (void)flags;
     *to = calloc(1, sizeof **to);
     if (!*to) return noted(cudaErrorMemoryAllocation);
-    (*to)->first = graph->first;
-    graph->first = NULL;
+    **to = *graph;
+    *graph = (struct on_host_graph){ 0 };
     return cudaSuccess;
 }
 
@@ -280,10 +348,50 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph)
 
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) { return cudaGraphDestroy(graph); }
 
+static bool may_run(const node *n, const int64_t done[STREAMS])
+{
+    bool may = true;
+    for (int i = 0; i < STREAMS; i++) may &= done[i] >= n->after[i];
+    return may;
+}
+
+/* Where what waits for what leaves a choice: as it was captured; the stream that began the capture as far as it comes, others when it waits
+ * for them; or others before it. */
+typedef enum order { AS_CAPTURED, BEGINNER_FIRST, BEGINNER_LAST } order;
+
+static order wanted_order(void)
+{
+    const char *name = getenv("ON_HOST_GRAPHS");
+    return name && !strcmp(name, "beginner-first") ? BEGINNER_FIRST : name && !strcmp(name, "beginner-last") ? BEGINNER_LAST : AS_CAPTURED;
+}
+
+/* The node that is next in the order wanted, of those that wait for nothing any more; -1: there is none. */
+static int64_t next_node(const struct on_host_graph *g, order wanted, const char *ran, const int64_t done[STREAMS])
+{
+    int64_t next = -1;
+    for (int64_t i = 0; i < g->count; i++) {
+        if (ran[i] || !may_run(&g->nodes[i], done)) continue;
+        bool better = next < 0 || (wanted == BEGINNER_FIRST && g->nodes[i].stream < g->nodes[next].stream) ||
+                      (wanted == BEGINNER_LAST && g->nodes[i].stream > g->nodes[next].stream);
+        if (better) next = i;
+        if (wanted == AS_CAPTURED && next >= 0) break;
+    }
+    return next;
+}
+
 cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream)
 {
     (void)stream;
-    for (on_host_work *w = graph->first; w; w = w->next)
-        if (noted(w->run(w)) != cudaSuccess) return cudaErrorLaunchFailure;
-    return cudaSuccess;
+    int64_t done[STREAMS] = { 0 };
+    char *ran = calloc((size_t)graph->count + 1, 1);
+    cudaError_t status = ran ? cudaSuccess : cudaErrorMemoryAllocation;
+    order wanted = wanted_order();
+    for (int64_t i = 0; i < graph->count && status == cudaSuccess; i++) {
+        int64_t next = next_node(graph, wanted, ran, done);
+        if (next < 0) status = cudaErrorInvalidValue;
+        else status = graph->nodes[next].work->run(graph->nodes[next].work);
+        if (next >= 0) ran[next] = 1, done[graph->nodes[next].stream]++;
+    }
+    free(ran);
+    return noted(status);
 }

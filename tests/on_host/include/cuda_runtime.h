@@ -58,7 +58,7 @@ template <typename Call> struct on_host_caller {
     {
         typedef on_host_closure<Call, Given...> closure;
         launch.thread = closure::thread;
-        on_host_put(stream, &(new closure{ { closure::run, closure::drop, nullptr }, launch, call, std::tuple<Given...>(given...) })->work);
+        on_host_put(stream, &(new closure{ { closure::run, closure::drop }, launch, call, std::tuple<Given...>(given...) })->work);
     }
 };
 

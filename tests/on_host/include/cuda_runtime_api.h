@@ -42,6 +42,7 @@ typedef struct on_host_nothing *cudaKernel_t;
 struct cudaDeviceProp {
     char name[256];
     int multiProcessorCount, l2CacheSize, major, minor;
+    char uuid[16];
 };
 
 const char *cudaGetErrorString(cudaError_t status);
@@ -53,10 +54,13 @@ cudaError_t cudaMemGetInfo(size_t *free, size_t *total);
 cudaError_t cudaHostAlloc(void **to, size_t bytes, unsigned flags);
 cudaError_t cudaFreeHost(void *memory);
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream);
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_row, const void *from, size_t from_row, size_t bytes, size_t rows, enum cudaMemcpyKind kind,
+                              cudaStream_t stream);
 cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream);
 cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *most);
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *to, unsigned flags);
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *to, unsigned flags, int priority);
+cudaError_t cudaStreamGetDevice(cudaStream_t stream, int *device);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags);

@@ -19,9 +19,11 @@ extern "C" {
 typedef struct on_host_work {
     cudaError_t (*run)(struct on_host_work *self);
     void (*drop)(struct on_host_work *self);
-    struct on_host_work *next;
 } on_host_work;
 void on_host_put(cudaStream_t stream, on_host_work *work);
+
+/* A graph's work runs as it was captured, or, where what waits for what leaves a choice, as ON_HOST_GRAPHS in the environment says:
+ * "beginner-first": the stream that began the capture as far as it comes, others when it waits for them; "beginner-last": others first. */
 
 /* A kernel with its arguments: `thread` is one thread's work. */
 typedef struct on_host_launch {

@@ -25,7 +25,7 @@ template <typename Call> static cudaError_t on_host_call(void *room, size_t room
         }
         static void drop(on_host_work *self) { delete (work *)self; }
     };
-    on_host_put(stream, &(new work{ { work::run, work::drop, nullptr }, room, room_bytes, call })->base);
+    on_host_put(stream, &(new work{ { work::run, work::drop }, room, room_bytes, call })->base);
     return cudaSuccess;
 }
 
