@@ -1,7 +1,7 @@
 /* Source that is generated for GPUs, compiled by the host's C++ compiler and run there, gives what the CPU's kernel gives: to the bit but
  * where functions like exp are in it. So chains, their broadcasts and their draws are tested where there is no GPU.
  *
- * Labels: cuda
+ * Labels: on_host
  */
 #include <dlfcn.h>
 
@@ -24,6 +24,8 @@ typedef struct sample {
     int width;
     void *want[TD_FUSED_OUTPUTS], *got[TD_FUSED_OUTPUTS];
 } sample;
+
+#define ON_HOST TANDEM_SOURCE "/tests/on_host"
 
 enum { SAMPLES = 40, THREADS = TD_CHAIN_THREADS, BLOCKS = 3 };
 
@@ -75,36 +77,20 @@ static void sample_finish(sample *s, const td_fused_builder *b, uint64_t draw)
 
 /* ---- Compiling ---------------------------------------------------------------------------------------------- */
 
-/* What stands for the statements in PTX, by how these begin. */
-static const char *const ptx[][2] = {
-    { "asm(\"cvt.f32.f16 ", "x = host_from_f16(s.bits);" },
-    { "asm(\"cvt.rn.bf16x2.f32 ", "both = host_bf16_pair(low, high);" },
-    { "asm(\"cvt.rn.f16x2.f32 ", "both = host_f16_pair(low, high);" },
-    { "asm(\"rcp.approx.ftz.f32 ", "x = 1 / y;" },
-};
-
-static void write_source(FILE *to, const char *text)
-{
-    const char *at;
-    while ((at = strstr(text, "asm(\""))) {
-        size_t p = 0;
-        while (p < sizeof ptx / sizeof *ptx && strncmp(at, ptx[p][0], strlen(ptx[p][0]))) p++;
-        ck_assert_msg(p < sizeof ptx / sizeof *ptx, "the host has nothing for %.40s", at);
-        fprintf(to, "%.*s%s", (int)(at - text), text, ptx[p][1]);
-        text = strstr(at, "));") + 3;
-    }
-    fputs(text, to);
-}
-
 static void write_sample(FILE *to, int number, sample *s)
 {
     td_text source = td_chain_source(s->td, &s->chain, s->width);
     ck_assert_no_error(s->td);
     fprintf(to, "#define td_chain_kernel kernel_%d\nnamespace chain_%d {\n", number, number);
-    write_source(to, source.text);
+    fputs(source.text, to);
     fprintf(to, "}\n#undef td_chain_kernel\n#undef TD_FUNCTION\n"
-                "extern \"C\" void run_%d(const void *argument) { host_launch(chain_%d::kernel_%d, argument, %d, %d); }\n",
-            number, number, number, BLOCKS, THREADS);
+                "static void thread_%d(void *argument) { chain_%d::kernel_%d(*(const chain_%d::arguments *)argument); }\n"
+                "extern \"C\" cudaError_t run_%d(void *argument)\n"
+                "{\n"
+                "    const on_host_launch launch = { \"chain %d\", %d, %d, 0, thread_%d, argument };\n"
+                "    return on_host_run(&launch);\n"
+                "}\n",
+            number, number, number, number, number, number, BLOCKS, THREADS, number);
     td_free(s->td, source.text, source.room, "host");
 }
 
@@ -117,7 +103,7 @@ static void run_sample(void *library, int number, sample *s)
     int words = 0;
     char name[16];
     snprintf(name, sizeof name, "run_%d", number);
-    void (*run)(const void *) = NULL;
+    cudaError_t (*run)(void *) = NULL;
     *(void **)&run = dlsym(library, name);
     ck_assert(run && td_chain_numbers_of(&s->chain, s->width, &n));
     for (int i = 0; i < s->kernel.inputs; i++) argument[words++] = (uintptr_t)s->in[i].data;
@@ -125,21 +111,23 @@ static void run_sample(void *library, int number, sample *s)
     if (s->chain.header.draws) argument[words++] = (uintptr_t)&numbers;
     words += td_chain_draws_of(&s->chain, argument + words);
     memcpy(argument + words, n.at, (size_t)n.count * sizeof *n.at);
-    run(argument);
+    ck_assert_int_eq(run(argument), cudaSuccess);
 }
 
 /* The samples' kernels and `more` source, as a library. */
 static void *compile_all(const char *name, sample **samples, int count, const char *more)
 {
     char path[64];
-    snprintf(path, sizeof path, "generated_%s.cpp", name);
+    snprintf(path, sizeof path, "generated_%s.cu", name);
     FILE *to = fopen(path, "w");
     ck_assert_ptr_nonnull(to);
-    fprintf(to, "#include \"tests/cuda_on_host.h\"\n");
+    fprintf(to, "#include <cuda_runtime.h>\n");
     for (int i = 0; i < count; i++) write_sample(to, i, samples[i]);
     fputs(more, to);
     fclose(to);
-    ck_assert_sh(0, "c++ -std=c++17 -O1 -ffp-contract=off -fPIC -shared -w -I '" TANDEM_SOURCE "' -o generated_%s.so %s", name, path);
+    ck_assert_sh(0, "awk -f '" ON_HOST "/cuda.awk' %s >generated_%s.cpp", path, name);
+    ck_assert_sh(0, "cc -O1 -ffp-contract=off -fPIC -shared -w -D_GNU_SOURCE -I '" ON_HOST "/include' -I '" TANDEM_SOURCE "' -o generated_%s.so "
+                    "generated_%s.cpp '" ON_HOST "/block.c' '" ON_HOST "/fiber.c' -lstdc++", name, name);
     snprintf(path, sizeof path, "./generated_%s.so", name);
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     ck_assert_msg(library != NULL, "%s", dlerror());
