@@ -21,7 +21,7 @@ TD_CUDA_PREPARE(td_max_cuda_prepare);
 TD_CUDA_KERNEL(td_argmax_cuda);
 
 enum {
-    BLOCK = 512,          /* terms summed in f32 */
+    BLOCK = TD_REDUCED_BLOCK,
     COLUMNS = 256,        /* columns of a block when the rows are summed */
     ROWS = 32,            /* rows summed in f32 then */
     CHUNK = 64 << 10,     /* elements one task sums, at least */
@@ -137,23 +137,31 @@ typedef struct reduction {
     double *partial;         /* (outer, chunks, inner); NULL with one chunk */
 } reduction;
 
+/* n in at most CHUNKS parts of `least` terms or more. */
+static int64_t chunk_of(int64_t n, int64_t least)
+{
+    int64_t part = (n + CHUNKS - 1) / CHUNKS;
+    least = td_round_up(least < part ? part : least, ROWS);
+    return least < ROWS ? ROWS : least;
+}
+
+int64_t td_reduced_chunk(int64_t n)
+{
+    return chunk_of(n, CHUNK);
+}
+
 static reduction reduction_of(const td_kernel *k)
 {
     td_reduced of = td_reduced_of(k);
     reduction r = { .k = k, .outer = of.outer, .n = of.n, .inner = of.inner, .valid = of.valid };
-    r.rows = CHUNK / (r.inner > 0 ? r.inner : 1);
-    int64_t least = (r.n + CHUNKS - 1) / CHUNKS;
-    if (r.inner == 1) r.rows = CHUNK;
-    if (r.rows < least) r.rows = least;
-    r.rows = td_round_up(r.rows, ROWS);
-    r.rows = r.rows < ROWS ? ROWS : r.rows;
+    r.rows = chunk_of(r.n, CHUNK / (r.inner > 0 ? r.inner : 1));
     r.chunks = r.n > r.rows ? (r.n + r.rows - 1) / r.rows : 1;
     return r;
 }
 
 /* ---- sum ------------------------------------------------------------------------------------------------ */
 
-static double sum_block_f32(const float *x, int64_t count)
+double td_block_sum_f32(const float *x, int64_t count)
 {
     float total = 0;
     TD_SIMD_SUM(total)
@@ -162,7 +170,7 @@ static double sum_block_f32(const float *x, int64_t count)
     return total;
 }
 
-static double sum_block_f64(const double *x, int64_t count)
+double td_block_sum_f64(const double *x, int64_t count)
 {
     double total = 0;
     TD_SIMD_SUM(total)
@@ -171,8 +179,8 @@ static double sum_block_f64(const double *x, int64_t count)
     return total;
 }
 
-/* Whether the sum runs in f32: integers and f64 take f64. */
-static bool sums_in_f32(td_dtype dtype)
+/* Whether f32 has every value: integers and f64 take f64. */
+static bool is_narrow_float(td_dtype dtype)
 {
     return dtype == TD_F32 || dtype == TD_BF16 || dtype == TD_F16;
 }
@@ -185,14 +193,14 @@ static double sum_run(const td_arg *x, int64_t at, int64_t count)
         int64_t n = td_smaller(BLOCK, count - done);
         const void *from = td_arg_at(x, at + done);
         if (x->dtype == TD_F64) {
-            total += sum_block_f64(from, n);
-        } else if (sums_in_f32(x->dtype)) {
+            total += td_block_sum_f64(from, n);
+        } else if (is_narrow_float(x->dtype)) {
             float tile[BLOCK];
-            total += sum_block_f32(td_view_f32(x->dtype, from, n, tile), n);
+            total += td_block_sum_f32(td_view_f32(x->dtype, from, n, tile), n);
         } else {
             double tile[BLOCK];
             td_load_f64(tile, x->dtype, from, n);
-            total += sum_block_f64(tile, n);
+            total += td_block_sum_f64(tile, n);
         }
     }
     return total;
@@ -202,7 +210,7 @@ static double sum_run(const td_arg *x, int64_t at, int64_t count)
 static void sum_columns(const td_arg *x, int64_t at, int64_t rows, int64_t stride, int64_t count, double total[COLUMNS])
 {
     memset(total, 0, (size_t)count * sizeof *total);
-    bool narrow = sums_in_f32(x->dtype);
+    bool narrow = is_narrow_float(x->dtype);
     for (int64_t begin = 0; begin < rows; begin += ROWS) {
         float part[COLUMNS] = { 0 };
         for (int64_t row = begin; row < begin + ROWS && row < rows; row++) {
@@ -322,10 +330,35 @@ const td_op td_op_sum = {
 
 /* ---- max ------------------------------------------------------------------------------------------------ */
 
-/* The larger of the two; a NaN is larger than anything. */
-static inline double larger(double a, double b)
+/* Elements LANES apart are compared with one another, then lanes: the processor compares many at once. */
+#define BLOCK_MAX(T)                                                                             \
+    enum { LANES = 16 };                                                                         \
+    T most[LANES];                                                                               \
+    double total = -INFINITY;                                                                    \
+    int64_t whole = count / LANES * LANES;                                                       \
+    for (int lane = 0; lane < LANES; lane++)                                                     \
+        most[lane] = -INFINITY;                                                                  \
+    for (int64_t i = 0; i < whole; i += LANES) {                                                 \
+        TD_SIMD                                                                                  \
+        for (int lane = 0; lane < LANES; lane++) {                                               \
+            T v = x[i + lane];                                                                   \
+            most[lane] = v > most[lane] || v != v ? v : most[lane];                              \
+        }                                                                                        \
+    }                                                                                            \
+    for (int lane = 0; lane < LANES; lane++)                                                     \
+        total = td_larger(total, most[lane]);                                                    \
+    for (int64_t i = whole; i < count; i++)                                                      \
+        total = td_larger(total, x[i]);                                                          \
+    return total;
+
+double td_block_max_f32(const float *x, int64_t count)
 {
-    return b > a || b != b ? b : a;
+    BLOCK_MAX(float)
+}
+
+double td_block_max_f64(const double *x, int64_t count)
+{
+    BLOCK_MAX(double)
 }
 
 static void max_rows(void *user, int64_t begin, int64_t end)
@@ -333,12 +366,18 @@ static void max_rows(void *user, int64_t begin, int64_t end)
     const reduction *r = user;
     const td_arg *x = &r->k->in[0];
     for (int64_t i = begin; i < end; i++) {
-        double most = -INFINITY, tile[BLOCK];
+        double most = -INFINITY;
         for (int64_t done = 0; done < r->n; done += BLOCK) {
             int64_t count = td_smaller(BLOCK, r->n - done);
-            td_load_f64(tile, x->dtype, td_arg_at(x, i * r->n + done), count);
-            for (int64_t j = 0; j < count; j++)
-                most = larger(most, tile[j]);
+            const void *from = td_arg_at(x, i * r->n + done);
+            if (is_narrow_float(x->dtype)) {
+                float tile[BLOCK];
+                most = td_larger(most, td_block_max_f32(td_view_f32(x->dtype, from, count, tile), count));
+            } else {
+                double tile[BLOCK];
+                td_load_f64(tile, x->dtype, from, count);
+                most = td_larger(most, td_block_max_f64(tile, count));
+            }
         }
         td_store_f64(td_arg_at(&r->k->out[0], i), r->k->out[0].dtype, &most, 1);
     }
@@ -356,7 +395,7 @@ static void max_columns(void *user, int64_t begin, int64_t end)
         for (int64_t row = 0; row < r->n; row++) {
             td_load_f64(row ? tile : most, x->dtype, td_arg_at(x, (outer * r->n + row) * r->inner + column), count);
             for (int64_t c = 0; row && c < count; c++)
-                most[c] = larger(most[c], tile[c]);
+                most[c] = td_larger(most[c], tile[c]);
         }
         td_store_f64(td_arg_at(&r->k->out[0], outer * r->inner + column), r->k->out[0].dtype, most, count);
     }

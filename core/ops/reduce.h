@@ -32,4 +32,19 @@ static inline td_reduced td_reduced_of(const td_kernel *k)
     return r;
 }
 
+/* ---- How the CPU reduces elements that are adjacent in memory: in chunks, one after the other, of blocks, whose results are f64 */
+
+enum { TD_REDUCED_BLOCK = 512 };              /* elements, summed in f32 */
+
+/* Elements of a chunk, of which a row of n has one or several: a task each. */
+int64_t td_reduced_chunk(int64_t n);
+/* Of a block: count <= TD_REDUCED_BLOCK. */
+double td_block_sum_f32(const float *x, int64_t count);
+double td_block_sum_f64(const double *x, int64_t count);
+double td_block_max_f32(const float *x, int64_t count);
+double td_block_max_f64(const double *x, int64_t count);
+
+/* The larger of the two; a NaN is larger than anything. */
+static inline double td_larger(double a, double b) { return b > a || b != b ? b : a; }
+
 #endif
