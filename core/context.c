@@ -115,7 +115,7 @@ const char *td_error_text(const td_context *td) { return td->error_text; }
 /* ---- Options */
 
 static const char *const stage_names[TD_STAGE_NAMES] = { "record", "precision", "grad", "simplify", "place",
-                                                         "schedule", "fuse", "plan", "dbias", "gelu" };
+                                                         "schedule", "fuse", "plan", "dbias", "gelu", "rows" };
 
 /* Bits of the stages named in `list`, separated by commas, each behind `sign` if that is not 0. With a sign parts
  * of stages have names, too. */
@@ -187,7 +187,7 @@ static void read_options(td_context *td)
     if (!parse_stages(td, "TD_PASSES", o->passes, '-', &td->passes_off)) return;
     uint32_t needed = 1u << TD_STAGE_GRAD | 1u << TD_STAGE_RECORD | 1u << TD_STAGE_PLACE | 1u << TD_STAGE_PLAN | 1u << TD_STAGE_PRECISION;
     if (td->passes_off & needed)
-        td_fail(td, TD_ERROR_USAGE, "TD_PASSES: only -simplify, -schedule and -fuse can be left out, or of fuse -dbias or -gelu alone; the other "
+        td_fail(td, TD_ERROR_USAGE, "TD_PASSES: only -simplify, -schedule and -fuse can be left out, or of fuse -dbias, -gelu or -rows alone; the other "
                 "stages are what gives the result");
 }
 

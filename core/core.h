@@ -339,7 +339,7 @@ typedef enum td_profile_phase { TD_PROFILE_FORWARD, TD_PROFILE_BACKWARD, TD_PROF
  * context's. */
 typedef struct td_profile_task {
     const char *op;           /* "linear" */
-    const char *parts;        /* of "fused" its functions, "mul+add+gelu"; of others the op */
+    const char *parts;        /* of "fused" and "fused_rows" their functions, "mul+add+gelu"; of others the op */
     const char *kind;         /* matmul attention norm pointwise loss embedding update collective copy reduction random other */
     const char *module;       /* dotted path of where it was recorded; of a fused chain, of its last function; "" for the root */
     td_profile_phase phase;   /* what is computed again in the backward belongs to it */

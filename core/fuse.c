@@ -1,14 +1,23 @@
 /* fuse: attention absorbs the copies around it (absorb.c), products, norms and losses what follows them (epilogue.c), on a GPU the
  * copies of parameters become one (members.c), and chains of pointwise operations single nodes that run tile by tile. A mask of dropout
- * is drawn in the chain that reads it.
+ * is drawn in the chain that reads it, and sums and maxima over trailing dimensions are taken in the chain whose value they read.
  *
  * Nodes are taken in order. A pointwise node joins the open groups whose values it reads, if its shape and placement are
  * theirs, and unites them; a group closes, and is emitted, when a node that cannot join reads one of its values. So
  * everything a group reads is made before it, and everything that reads it comes after.
+ *
+ * A sum or maximum joins the open group whose pointwise value it reads, if its dimensions are those of the group's other reductions. What
+ * reads a reduced value cannot join, for all of a row comes before it. The group stays open for others that read its pointwise values
+ * (a second sum, the next function of the chain), and closes at once where no such reader is left: gradients that are read at the
+ * step's end do not keep what they are made of until then.
+ *
+ * Left apart are rows shorter than LEAST_ROW, where there is little to do for each; integers, whose sums are exact; and a dimension that
+ * ranks share unevenly, of which only a part exists on some.
  */
 #include "core/internal.h"
 #include "core/ops/draw.h"
 #include "core/ops/fused.h"
+#include "core/ops/reduce.h"
 
 #include <string.h>
 
@@ -16,6 +25,7 @@ typedef struct group {
     uint32_t first, last;                     /* members as a list through next[] */
     uint32_t count;
     td_id like;                               /* a value of `in` with the group's shape and placement */
+    int dims;                                 /* trailing ones that its reductions are over; 0: it has none */
     bool open;
 } group;
 
@@ -55,6 +65,11 @@ static bool open_tables(fusion *f)
     return true;
 }
 
+static bool is_reduction(const td_op *op) { return op == &td_op_sum || op == &td_op_max; }
+
+/* Whether v is what a reduction of a group gives. */
+static bool is_reduced(const fusion *f, td_id v) { return is_reduction(td_producer(f->in, v)->op); }
+
 /* ---- Emitting a group */
 
 static bool emit_singly(fusion *f, const group *g)
@@ -75,7 +90,7 @@ static uint32_t reads_inside(const fusion *f, const group *g, td_id v)
 typedef struct chain {
     td_fused_builder builder;
     td_id inputs[TD_FUSED_INPUTS];            /* values of `in` */
-    td_id outputs[TD_FUSED_OUTPUTS];
+    td_id outputs[TD_FUSED_OUTPUTS];          /* in the builder's order */
     int output_count;
 } chain;
 
@@ -94,12 +109,35 @@ static td_fused_draw draw_of(const td_program *p, const td_node *n)
     return (td_fused_draw){ .p = attr->p, .key = attr->key, .micro = n->phase / 2 };
 }
 
+static bool add_output(chain *c, td_id v, bool added)
+{
+    if (added) c->outputs[c->output_count++] = v;
+    return added;
+}
+
+/* The group's reductions, behind its other outputs. */
+static bool reduce_chain(fusion *f, const group *g, chain *c)
+{
+    const td_value *like = &f->in->values[g->like];
+    c->builder.rows.shape = like->shape;
+    c->builder.rows.place = like->place;
+    c->builder.rows.dims = g->dims;
+    for (uint32_t n = g->first; n != TD_NONE; n = f->next[n]) {
+        const td_node *node = &f->in->nodes[n];
+        if (!is_reduction(node->op)) continue;
+        td_fused_reduction how = node->op == &td_op_sum ? TD_FUSED_SUM : TD_FUSED_MAX;
+        if (!add_output(c, node->output, td_fused_reduce(&c->builder, how, f->number[td_node_inputs(f->in, node)[0]]))) return false;
+    }
+    return true;
+}
+
 static bool build_chain(fusion *f, uint32_t index, chain *c)
 {
     const group *g = &f->groups[index];
     for (uint32_t n = g->first; n != TD_NONE; n = f->next[n]) {
         const td_node *node = &f->in->nodes[n];
         int from[3] = { 0 };
+        if (is_reduction(node->op)) continue;
         for (uint32_t i = 0; i < node->inputs; i++) {
             td_id v = f->in->inputs[node->input + i];
             from[i] = f->group_of[f->in->values[v].node] == index ? f->number[v] : outside_input(f, c, v);
@@ -111,10 +149,9 @@ static bool build_chain(fusion *f, uint32_t index, chain *c)
                                                        : td_fused_apply(&c->builder, node->op, dtype, from);
         if (f->number[v] < 0) return false;
         if (f->reads[v] == reads_inside(f, g, v)) continue;
-        if (c->output_count == TD_FUSED_OUTPUTS || !td_fused_output(&c->builder, f->number[v])) return false;
-        c->outputs[c->output_count++] = v;
+        if (!add_output(c, v, td_fused_output(&c->builder, f->number[v]))) return false;
     }
-    return true;
+    return reduce_chain(f, g, c);
 }
 
 static bool emit_group(fusion *f, uint32_t index)
@@ -129,9 +166,9 @@ static bool emit_group(fusion *f, uint32_t index)
     if (!bytes) return emit_singly(f, g);
     for (int i = 0; i < c.builder.inputs; i++) inputs[i] = f->map[c.inputs[i]];
     for (int k = 0; k < c.output_count; k++) outputs[k] = f->in->values[c.outputs[k]];
-    td_id first = td_emit(f->out, &(td_emission){ .op = &td_op_fused, .like = &f->in->nodes[g->last], .inputs = inputs,
-                                                  .input_count = c.builder.inputs, .attr = attr, .attr_bytes = bytes, .outputs = outputs,
-                                                  .output_count = c.output_count, .after = TD_NONE });
+    td_id first = td_emit(f->out, &(td_emission){ .op = g->dims ? &td_op_fused_rows : &td_op_fused, .like = &f->in->nodes[g->last],
+                                                  .inputs = inputs, .input_count = c.builder.inputs, .attr = attr, .attr_bytes = bytes,
+                                                  .outputs = outputs, .output_count = c.output_count, .after = TD_NONE });
     for (int k = 0; k < c.output_count; k++) f->map[c.outputs[k]] = first + (td_id)k;
     return f->td->error == TD_OK;
 }
@@ -193,21 +230,55 @@ static void unite(fusion *f, uint32_t a, uint32_t b)
     *tail = TD_NONE;
     f->groups[a].last = last;
     f->groups[a].count += f->groups[b].count;
+    if (!f->groups[a].dims) f->groups[a].dims = f->groups[b].dims;
     f->groups[b].open = false;
     f->groups[b].count = 0;
 }
 
-enum { MOST_MEMBERS = 24 };
+enum {
+    MOST_MEMBERS = 24,
+    LEAST_ROW = 16,                           /* elements: at 8 it is not faster than apart */
+};
+
+/* Emits a group with reductions unless someone may join it yet: who reads one of its pointwise values. */
+static bool close_if_last(fusion *f, uint32_t index)
+{
+    const group *g = &f->groups[index];
+    bool awaited = !g->dims;
+    for (uint32_t n = g->first; !awaited && n != TD_NONE; n = f->next[n]) {
+        td_id v = f->in->nodes[n].output;
+        awaited = !is_reduced(f, v) && f->reads[v] > reads_inside(f, g, v);
+    }
+    return awaited || emit_group(f, index);
+}
+
+/* Whether groups a and b may become one; a may be TD_NONE. */
+static bool may_unite(const fusion *f, uint32_t a, uint32_t b)
+{
+    if (a == TD_NONE) return f->groups[b].count < MOST_MEMBERS;
+    const group *x = &f->groups[a], *y = &f->groups[b];
+    return x->count + y->count < MOST_MEMBERS && (!x->dims || !y->dims || x->dims == y->dims);
+}
+
+static bool close_groups_whose_rows(fusion *f, const td_node *n)
+{
+    for (uint32_t i = 0; i < n->inputs; i++) {
+        td_id v = f->in->inputs[n->input + i];
+        uint32_t g = is_reduced(f, v) ? open_group_of(f, v) : TD_NONE;
+        if (g != TD_NONE && !emit_group(f, g)) return false;
+    }
+    return true;
+}
 
 static bool take_pointwise(fusion *f, uint32_t index)
 {
     const td_node *n = &f->in->nodes[index];
     uint32_t joined = TD_NONE;
+    if (!close_groups_whose_rows(f, n)) return false;
     for (uint32_t i = 0; i < n->inputs; i++) {
         uint32_t g = open_group_of(f, f->in->inputs[n->input + i]);
         if (g == TD_NONE || g == joined) continue;
-        uint32_t members = f->groups[g].count + (joined == TD_NONE ? 0 : f->groups[joined].count);
-        if (!same_iteration(f, f->groups[g].like, n->output) || members >= MOST_MEMBERS) {
+        if (!same_iteration(f, f->groups[g].like, n->output) || !may_unite(f, joined, g)) {
             if (!emit_group(f, g)) return false;
         } else if (joined == TD_NONE) {
             joined = g;
@@ -217,11 +288,57 @@ static bool take_pointwise(fusion *f, uint32_t index)
     }
     if (joined != TD_NONE) {
         append_member(f, joined, index);
-        return true;
+        return close_if_last(f, joined);
     }
     f->groups[f->group_count] = (group){ .first = index, .last = index, .count = 1, .like = n->output, .open = true };
     f->group_of[index] = f->group_count++;
     return true;
+}
+
+static bool can_reduce(const td_context *td) { return !td->device->is_gpu && !td_stage_off(td, TD_STAGE_ROWS); }
+
+/* How many ranks share dimension d of v. */
+static int64_t parts_along(const fusion *f, const td_value *v, int d)
+{
+    const td_mesh *mesh = &f->in->td->mesh;
+    int64_t parts = 1;
+    for (int axis = 0; axis < mesh->axes; axis++)
+        if (v->place.kind[axis] == TD_SHARDED && v->place.dim[axis] == d) parts *= mesh->size[axis];
+    return parts;
+}
+
+/* How many trailing dimensions n reduces, if a chain can; else 0. */
+static int reduced_dims(const fusion *f, const td_node *n)
+{
+    if (!is_reduction(n->op) || n->after != TD_NONE || !can_reduce(f->in->td)) return 0;
+    const td_value *x = &f->in->values[td_node_inputs(f->in, n)[0]];
+    const td_reduce_attr *attr = td_node_attr(f->in, n);
+    td_shape local = td_local_shape(&f->in->td->mesh, x->shape, x->place);
+    int rank = (int)x->shape.rank, first = rank;
+    bool even = true;
+    while (first > 0 && (attr->axes >> (first - 1) & 1)) first--;
+    for (int d = first; d < rank; d++) even = even && local.dim[d] * parts_along(f, x, d) == x->shape.dim[d];
+    bool trailing = attr->axes >> first == (1u << (rank - first)) - 1 && !(attr->axes & ((1u << first) - 1));
+    bool fits = trailing && even && td_is_float((td_dtype)x->dtype) && td_shape_product(local, first, rank) >= LEAST_ROW;
+    return fits && f->in->values[n->output].place.memory == x->place.memory ? rank - first : 0;
+}
+
+/* The group that the reduction n joins; TD_NONE: it is left apart. */
+static uint32_t group_to_reduce(const fusion *f, const td_node *n)
+{
+    int dims = reduced_dims(f, n);
+    td_id v = dims ? td_node_inputs(f->in, n)[0] : TD_NONE;
+    uint32_t g = dims && !is_reduced(f, v) ? open_group_of(f, v) : TD_NONE;
+    bool fits = g != TD_NONE && may_unite(f, TD_NONE, g) && (!f->groups[g].dims || f->groups[g].dims == dims);
+    return fits ? g : TD_NONE;
+}
+
+static bool take_reduction(fusion *f, uint32_t index, uint32_t g)
+{
+    const td_node *n = &f->in->nodes[index];
+    f->groups[g].dims = reduced_dims(f, n);
+    append_member(f, g, index);
+    return close_if_last(f, g);
 }
 
 static bool close_groups_read_by(fusion *f, const td_node *n)
@@ -234,15 +351,19 @@ static bool close_groups_read_by(fusion *f, const td_node *n)
     return g == TD_NONE || emit_group(f, g);
 }
 
+static bool take(fusion *f, uint32_t index)
+{
+    const td_node *n = &f->in->nodes[index];
+    if (may_fuse(f->in, n)) return take_pointwise(f, index);
+    uint32_t g = group_to_reduce(f, n);
+    if (g != TD_NONE) return take_reduction(f, index, g);
+    return close_groups_read_by(f, n) && td_copy_node(f->out, f->in, index, f->map);
+}
+
 static bool fuse_all(fusion *f)
 {
-    for (uint32_t n = 0; n < f->in->node_count; n++) {
-        const td_node *node = &f->in->nodes[n];
-        if (!f->live[n]) continue;
-        bool done = may_fuse(f->in, node) ? take_pointwise(f, n)
-                                   : close_groups_read_by(f, node) && td_copy_node(f->out, f->in, n, f->map);
-        if (!done) return false;
-    }
+    for (uint32_t n = 0; n < f->in->node_count; n++)
+        if (f->live[n] && !take(f, n)) return false;
     for (uint32_t g = 0; g < f->group_count; g++)
         if (f->groups[g].open && !emit_group(f, g)) return false;
     return true;

@@ -11,7 +11,7 @@
  * not overlap. A store that could not be done in place is a copy at the end; values that are themselves state or input
  * are copied aside before the first such store, so that two states can be swapped and an old value kept.
  */
-#include "core/ops/op.h"
+#include "core/ops/fused.h"
 
 #include <string.h>
 
@@ -196,11 +196,20 @@ static bool may_overwrite(const planner *pl, const td_node *n, td_id out, uint32
     return true;
 }
 
+/* Whether output k of n has each element from the inputs' elements at its index. */
+static bool is_pointwise(const planner *pl, const td_node *n, uint32_t k)
+{
+    if (n->op != &td_op_fused_rows) return n->op->flags & TD_OP_POINTWISE;
+    td_fused_header header = td_fused_code_of(td_node_attr(pl->p, n)).header;
+    return (int)k < td_fused_full_outputs(&header);
+}
+
 /* The input whose memory output k of n may take, tried from input *i on; false: no more. */
 static bool next_candidate(const planner *pl, const td_node *n, uint32_t k, uint32_t *i)
 {
-    if (!(n->op->flags & (TD_OP_INPLACE | TD_OP_POINTWISE))) return false;
-    if (n->op->flags & TD_OP_POINTWISE) {
+    bool pointwise = is_pointwise(pl, n, k);
+    if (!pointwise && !(n->op->flags & TD_OP_INPLACE)) return false;
+    if (pointwise) {
         for (; *i < n->inputs; (*i)++)
             if (may_overwrite(pl, n, n->output + k, *i)) return true;
         return false;

@@ -40,7 +40,7 @@ const char *td_profile_kind(const td_op *op)
     static const struct { const char *part, *kind; } parts[] = {
         { "attention", "attention" }, { "norm", "norm" },       { "cross_entropy", "loss" },  { "embedding", "embedding" },
         { "update", "update" },       { "squares", "update" },  { "dropout", "random" },      { "uniform", "random" },
-        { "rotary", "pointwise" },    { "sum", "reduction" },   { "max", "reduction" },       { "top_k", "reduction" },
+        { "rotary", "pointwise" },    { "fused_rows", "reduction" }, { "sum", "reduction" },   { "max", "reduction" },       { "top_k", "reduction" },
         { "transpose", "copy" },      { "slice", "copy" },      { "concat", "copy" },         { "pack", "copy" },
         { "copy", "copy" },           { "broadcast", "copy" },  { "fill", "copy" },           { "iota", "copy" },
         { "gather", "copy" },         { "scatter", "copy" },    { "own_part", "copy" },       { "count_once", "copy" },
@@ -65,7 +65,7 @@ static const char *parts_of(td_context *td, const td_kernel *k)
 {
     char text[TD_FUSED_INSTRUCTIONS * 20];
     if (k->way) return td_copy_text(td, k->way, "program");
-    if (k->op != &td_op_fused) return k->op->name;
+    if (k->op != &td_op_fused && k->op != &td_op_fused_rows) return k->op->name;
     td_fused_parts(k->attr, text, sizeof text);
     return td_copy_text(td, text, "program");
 }

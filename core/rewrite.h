@@ -574,7 +574,7 @@ extern TD_API const td_op td_op_unit, td_op_part, td_op_pack, td_op_store, td_op
 /* Made by place, where a value is in one memory and its reader in the other: */
 extern TD_API const td_op td_op_to_host, td_op_to_device;
 /* Pointwise and shape operations that passes use: */
-extern TD_API const td_op td_op_fused, td_op_cast, td_op_reshape, td_op_transpose, td_op_fill, td_op_broadcast, td_op_matmul, td_op_linear, td_op_add, td_op_mul;
+extern TD_API const td_op td_op_fused, td_op_fused_rows, td_op_cast, td_op_reshape, td_op_transpose, td_op_fill, td_op_broadcast, td_op_matmul, td_op_linear, td_op_add, td_op_mul;
 
 typedef struct td_input_attr {
     uint32_t slot;

@@ -4,15 +4,22 @@
  * with the outputs' shape and the dtype computed in is read where it lies, others are converted or stretched into the
  * tile first. Then every instruction runs over the tile, and the outputs are stored. An instruction that makes an
  * output writes it directly where nothing reads that memory any more.
+ *
+ * Where rows are reduced a task is as many whole rows as a tile holds; of longer ones it is a chunk, as td_op_sum has them, tile by
+ * tile of whole blocks, and the chunks' results are joined in their order. So its sums have the bits of td_op_sum's.
  */
 #include "core/ops/fused.h"
 
 #include "core/ops/convert.h"
 #include "core/ops/drawn.h"
+#include "core/ops/reduce.h"
+
+#include <math.h>
 
 enum {
     TILE_MEMORY = 32 << 10, /* bytes of all registers' tiles: they should stay in L1 */
     TILE_MAX = 1024,        /* elements */
+    ROW_MEMORY = TD_FUSED_REGISTERS * TD_REDUCED_BLOCK * 8, /* where a tile is a block at least */
     TASK_ELEMENTS = 32 << 10,
 };
 
@@ -37,6 +44,10 @@ typedef struct fused_plan {
     uint16_t output[TD_FUSED_OUTPUTS];
     int16_t made_by[TD_FUSED_OUTPUTS];              /* instruction that may write it directly, or -1 */
     td_fused_draw draw[TD_FUSED_DRAWS];
+    td_fused_rows rows;
+    int64_t row_count, row;                         /* reduced rows, and elements of each */
+    int64_t each;                                   /* whole rows of a task */
+    int64_t chunk, chunks;                          /* elements of a row's chunk, and chunks of a row */
 } fused_plan;
 
 /* ---- Preparing ------------------------------------------------------------------------------------------ */
@@ -78,10 +89,10 @@ static void plan_outputs(fused_plan *plan, const td_kernel *k)
     for (int o = 0; o < plan->header.outputs; o++) {
         int from = plan->output[o];
         plan->made_by[o] = -1;
-        if (from < plan->header.inputs) {
+        if (from < plan->header.inputs)
             plan->in[from].passed = true;
+        if (from < plan->header.inputs || o >= td_fused_full_outputs(&plan->header))
             continue;
-        }
         int maker = plan->header.instructions - 1;
         while (maker > 0 && plan->code[maker].to != from)
             maker--;
@@ -92,8 +103,23 @@ static void plan_outputs(fused_plan *plan, const td_kernel *k)
     }
 }
 
+/* Tiles of whole blocks, and how rows are shared out. */
+static void plan_rows(fused_plan *plan, const td_fused_rows *rows, const td_arg *whole, td_preparation *out)
+{
+    plan->rows = *rows;
+    plan->row = td_fused_row_elements(whole, rows);
+    plan->row_count = plan->row ? plan->elements / plan->row : 0;
+    plan->tile = plan->tile < TD_REDUCED_BLOCK ? TD_REDUCED_BLOCK : plan->tile / TD_REDUCED_BLOCK * TD_REDUCED_BLOCK;
+    plan->each = plan->row && plan->row <= plan->tile ? plan->tile / plan->row : 1;
+    plan->chunk = td_reduced_chunk(plan->row);
+    plan->chunks = plan->row > plan->chunk ? (plan->row + plan->chunk - 1) / plan->chunk : 1;
+    if (plan->chunks > 1)
+        out->workspace_bytes = plan->header.reduced * plan->row_count * plan->chunks * (int64_t)sizeof(double);
+}
+
 static bool fused_plan_make(td_context *td, const td_kernel *k, const td_fused_code *chain, td_preparation *out)
 {
+    td_arg whole = td_fused_whole(k, chain->rows);
     td_fused_header header = chain->header;
     const td_fused_instruction *code = chain->instructions;
     fused_plan *plan = td_prepared_new(td, sizeof *plan);
@@ -105,7 +131,7 @@ static bool fused_plan_make(td_context *td, const td_kernel *k, const td_fused_c
     memcpy(plan->output, chain->outputs, (size_t)header.outputs * sizeof *plan->output);
     memcpy(plan->draw, chain->draws, (size_t)header.draws * sizeof *plan->draw);
     for (int i = 0; i < header.inputs; i++) {
-        plan_input(&plan->in[i], &k->in[i], k->out[0].shape);
+        plan_input(&plan->in[i], &k->in[i], whole.shape);
         plan->wide = plan->wide || is_wide(k->in[i].dtype);
     }
     for (int i = 0; i < header.instructions; i++) {
@@ -116,14 +142,16 @@ static bool fused_plan_make(td_context *td, const td_kernel *k, const td_fused_c
                 plan->in[code[i].from[s]].last_read = i;
     }
     plan_outputs(plan, k);
-    plan->elements = td_arg_elements(&k->out[0]);
+    plan->elements = td_arg_elements(&whole);
     int64_t room = TILE_MEMORY / header.registers / (plan->wide ? 8 : 4);
     plan->tile = room < TILE_MAX ? room & ~(int64_t)15 : TILE_MAX;
+    if (chain->rows)
+        plan_rows(plan, chain->rows, &whole, out);
     out->prepared = plan;
     return true;
 }
 
-static bool fused_prepare(td_context *td, const td_kernel *k, td_preparation *out)
+bool td_fused_prepare(td_context *td, const td_kernel *k, td_preparation *out)
 {
     td_fused_code chain = td_fused_code_of(k->attr);
     return fused_plan_make(td, k, &chain, out);
@@ -246,7 +274,7 @@ static void round_to(const fused_plan *plan, td_dtype dtype, char *to, int64_t c
 static void store_outputs(const fused_run *r, char *const *registers, int64_t first, int64_t count)
 {
     const fused_plan *plan = r->plan;
-    for (int o = 0; o < plan->header.outputs; o++) {
+    for (int o = 0; o < td_fused_full_outputs(&plan->header); o++) {
         const td_arg *arg = &r->k->out[o];
         void *to = td_arg_at(arg, first);
         const void *from = registers[plan->output[o]];
@@ -259,49 +287,69 @@ static void store_outputs(const fused_run *r, char *const *registers, int64_t fi
     }
 }
 
-static void fused_tiles(void *user, int64_t begin, int64_t end)
-{
-    const fused_run *r = user;
-    const fused_plan *plan = r->plan;
-    _Alignas(64) char memory[TILE_MEMORY];
-    char *registers[TD_FUSED_REGISTERS];
-    int64_t stride = plan->tile * (plan->wide ? 8 : 4);
+/* Registers in a task's memory. */
+typedef struct tile_registers {
+    char *memory;
+    char *at[TD_FUSED_REGISTERS]; /* where each can be read */
+    int64_t stride;
     bool scalar[TD_FUSED_INPUTS];
+} tile_registers;
+
+static void begin_tiles(const fused_run *r, char *memory, tile_registers *t)
+{
+    const fused_plan *plan = r->plan;
+    t->memory = memory;
+    t->stride = plan->tile * (plan->wide ? 8 : 4);
     for (int i = 0; i < plan->header.inputs; i++) {
         const fused_input *in = &plan->in[i];
-        scalar[i] = !in->dense && in->rank == 1 && in->stride[0] == 0;
-        registers[i] = memory + i * stride;
-        if (scalar[i])
-            splat(plan, in->dtype, r->k->in[i].data, plan->tile, registers[i]);
-    }
-    for (int64_t t = begin; t < end; t++) {
-        int64_t first = t * plan->tile, count = td_smaller(plan->tile, plan->elements - first);
-        for (int i = 0; i < plan->header.inputs; i++)
-            if (!scalar[i])
-                registers[i] = load_input(r, i, first, count, memory + i * stride);
-        for (int i = 0; i < plan->header.instructions; i++) {
-            const td_fused_instruction *op = &plan->code[i];
-            char *to = memory + op->to * stride;
-            if (r->direct[i] >= 0)
-                to = td_arg_at(&r->k->out[r->direct[i]], first);
-            if (op->function == TD_POINTWISE_dropout_mask)
-                draw_mask(r, op->from[0], first, count, to);
-            else
-                apply(plan, op, registers, to, count);
-            round_to(plan, (td_dtype)op->dtype, to, count);
-            registers[op->to] = to;
-        }
-        store_outputs(r, registers, first, count);
+        t->scalar[i] = !in->dense && in->rank == 1 && in->stride[0] == 0;
+        t->at[i] = memory + i * t->stride;
+        if (t->scalar[i])
+            splat(plan, in->dtype, r->k->in[i].data, plan->tile, t->at[i]);
     }
 }
 
-void td_fused_cpu(const td_kernel *k)
+/* Elements [first, first + count), a tile at most. */
+static void compute_tile(const fused_run *r, tile_registers *t, int64_t first, int64_t count)
+{
+    const fused_plan *plan = r->plan;
+    for (int i = 0; i < plan->header.inputs; i++)
+        if (!t->scalar[i])
+            t->at[i] = load_input(r, i, first, count, t->memory + i * t->stride);
+    for (int i = 0; i < plan->header.instructions; i++) {
+        const td_fused_instruction *op = &plan->code[i];
+        char *to = t->memory + op->to * t->stride;
+        if (r->direct[i] >= 0)
+            to = td_arg_at(&r->k->out[r->direct[i]], first);
+        if (op->function == TD_POINTWISE_dropout_mask)
+            draw_mask(r, op->from[0], first, count, to);
+        else
+            apply(plan, op, t->at, to, count);
+        round_to(plan, (td_dtype)op->dtype, to, count);
+        t->at[op->to] = to;
+    }
+    store_outputs(r, t->at, first, count);
+}
+
+static void fused_tiles(void *user, int64_t begin, int64_t end)
+{
+    const fused_run *r = user;
+    int64_t tile = r->plan->tile;
+    _Alignas(64) char memory[TILE_MEMORY];
+    tile_registers t;
+    begin_tiles(r, memory, &t);
+    for (int64_t i = begin; i < end; i++)
+        compute_tile(r, &t, i * tile, td_smaller(tile, r->plan->elements - i * tile));
+}
+
+static fused_run run_of(const td_kernel *k)
 {
     const fused_plan *plan = k->prepared;
     fused_run r = { .plan = plan, .k = k };
+    td_arg whole = td_fused_whole(k, plan->header.reduced ? &plan->rows : NULL);
     memcpy(r.direct, plan->direct, sizeof r.direct);
     for (int d = 0; d < plan->header.draws; d++)
-        r.drawn[d] = td_drawn_of(k->run, &k->out[0], plan->draw[d].key, plan->draw[d].micro);
+        r.drawn[d] = td_drawn_of(k->run, &whole, plan->draw[d].key, plan->draw[d].micro);
     for (int o = 0; o < k->outputs; o++) {
         for (int i = 0; i < k->inputs; i++) {
             if (k->in[i].data != k->out[o].data)
@@ -311,81 +359,120 @@ void td_fused_cpu(const td_kernel *k)
                 r.direct[plan->made_by[o]] = -1;
         }
     }
+    return r;
+}
+
+void td_fused_cpu(const td_kernel *k)
+{
+    fused_run r = run_of(k);
+    const fused_plan *plan = r.plan;
     int64_t tiles = (plan->elements + plan->tile - 1) / plan->tile;
     td_parallel_for(k->run, tiles, (TASK_ELEMENTS + plan->tile - 1) / plan->tile, fused_tiles, &r);
 }
 
-/* ---- The chain as an operation ---------------------------------------------------------------------------- */
+/* ---- Rows ----------------------------------------------------------------------------------------------- */
 
-/* For a chain that is recorded: passes emit it with the outputs they know. */
-static bool fused_shape(td_call *call)
+static const double beginning[] = { [TD_FUSED_SUM] = 0, [TD_FUSED_MAX] = -INFINITY };
+
+static double joined(td_fused_reduction how, double a, double b)
 {
-    td_fused_code chain = td_fused_code_of(call->attr);
-    td_fused_header header = chain.header;
-    const td_fused_instruction *code = chain.instructions;
-    const uint16_t *output = chain.outputs;
-    td_shape shape;
-    if (header.inputs != call->inputs)
-        return td_call_fail(call, "%d inputs, its attribute has %d", call->inputs, header.inputs);
-    if (!td_call_broadcast(call, &shape))
-        return false;
-    call->outputs = header.outputs;
-    for (int o = 0; o < header.outputs; o++) {
-        call->out[o] = (td_value){ .shape = shape,
-                                   .dtype = output[o] < header.inputs ? call->in[output[o]]->dtype : 0 };
-        for (int i = 0; i < header.instructions; i++)
-            if (code[i].to == output[o])
-                call->out[o].dtype = (uint8_t)code[i].dtype;
+    return how == TD_FUSED_SUM ? a + b : td_larger(a, b);
+}
+
+static double block_of(const fused_plan *plan, td_fused_reduction how, const char *values, int64_t count)
+{
+    if (plan->wide)
+        return how == TD_FUSED_SUM ? td_block_sum_f64((const double *)values, count) : td_block_max_f64((const double *)values, count);
+    return how == TD_FUSED_SUM ? td_block_sum_f32((const float *)values, count) : td_block_max_f32((const float *)values, count);
+}
+
+/* `total` with `count` values of a tile, which begin at a block's first. */
+static double joined_values(const fused_plan *plan, td_fused_reduction how, double total, const char *values, int64_t count)
+{
+    for (int64_t at = 0; at < count; at += TD_REDUCED_BLOCK) {
+        int64_t n = td_smaller(TD_REDUCED_BLOCK, count - at);
+        total = joined(how, total, block_of(plan, how, values + at * (plan->wide ? 8 : 4), n));
     }
-    return true;
+    return total;
 }
 
-static td_cost fused_cost(const td_kernel *k)
+static double *partial_of(const fused_run *r, int reduced, int64_t row, int64_t chunk)
 {
-    enum { DRAW = 10 }; /* as random.c has it */
-    td_fused_header header = td_fused_code_of(k->attr).header;
-    return td_cost_of(k, header.instructions + (DRAW - 1) * header.draws);
+    const fused_plan *plan = r->plan;
+    return (double *)r->k->workspace + (reduced * plan->row_count + row) * plan->chunks + chunk;
 }
 
-static const char *const names[TD_POINTWISE_COUNT] = {
-#define NAME(name, ...) [TD_POINTWISE_##name] = #name,
-    TD_POINTWISE(NAME) NAME(cast) NAME(dropout_mask)
-};
-
-void td_fused_parts(const void *attr, char *to, size_t room)
+static void put_total(const fused_run *r, int reduced, int64_t row, int64_t chunk, double total)
 {
-    td_fused_code chain = td_fused_code_of(attr);
-    td_print line = { .to = to, .room = room };
-    *to = 0;
-    for (int i = 0; i < chain.header.instructions; i++)
-        td_print_add(&line, "%s%s", i ? "+" : "", names[chain.instructions[i].function]);
+    const td_arg *out = &r->k->out[td_fused_full_outputs(&r->plan->header) + reduced];
+    if (r->plan->chunks > 1)
+        *partial_of(r, reduced, row, chunk) = total;
+    else
+        td_store_f64(td_arg_at(out, row), out->dtype, &total, 1);
 }
 
-/* Instructions as calls: "r2 = mul(r0, r1), r3 = cast(r2) bf16". */
-static void fused_print(const td_program *p, const td_node *n, char *to, size_t room)
+/* `rows` whole rows, which are a tile, or one chunk of one row. */
+static void reduce_rows(const fused_run *r, tile_registers *t, int64_t row, int64_t rows, int64_t chunk)
 {
-    td_fused_code chain = td_fused_code_of(td_node_attr(p, n));
-    td_print line = { .to = to, .room = room };
-    for (int i = 0; i < chain.header.instructions; i++) {
-        const td_fused_instruction *op = &chain.instructions[i];
-        td_print_add(&line, "%sr%d = %s(", i ? ", " : "", op->to, names[op->function]);
-        if (op->function == TD_POINTWISE_dropout_mask)
-            td_print_add(&line, "p %g", chain.draws[op->from[0]].p);
-        for (int s = 0; s < td_pointwise_inputs[op->function]; s++)
-            td_print_add(&line, "%sr%d", s ? ", " : "", op->from[s]);
-        td_print_add(&line, ") %s", td_dtype_name((td_dtype)op->dtype));
+    const fused_plan *plan = r->plan;
+    const uint16_t *from = plan->output + td_fused_full_outputs(&plan->header);
+    int64_t begin = chunk * plan->chunk, count = td_smaller(plan->chunk, plan->row - begin), width = plan->wide ? 8 : 4;
+    int64_t first = row * plan->row + begin, tile = plan->row <= plan->tile ? rows * plan->row : plan->tile;
+    double total[TD_FUSED_OUTPUTS];
+    for (int o = 0; o < plan->header.reduced; o++)
+        total[o] = beginning[plan->rows.reduction[o]];
+    for (int64_t at = 0; at < rows * count; at += tile) {
+        int64_t here = td_smaller(tile, rows * count - at), part = td_smaller(here, plan->row);
+        compute_tile(r, t, first + at, here);
+        for (int o = 0; o < plan->header.reduced; o++) {
+            td_fused_reduction how = plan->rows.reduction[o];
+            for (int64_t i = 0; i < here / part; i++) {
+                total[o] = joined_values(plan, how, i ? beginning[how] : total[o], t->at[from[o]] + i * part * width, part);
+                if (rows > 1)
+                    put_total(r, o, row + i, chunk, total[o]);
+            }
+        }
+    }
+    for (int o = 0; rows == 1 && o < plan->header.reduced; o++)
+        put_total(r, o, row, chunk, total[o]);
+}
+
+static void row_tasks(void *user, int64_t begin, int64_t end)
+{
+    const fused_run *r = user;
+    const fused_plan *plan = r->plan;
+    _Alignas(64) char memory[ROW_MEMORY];
+    tile_registers t;
+    begin_tiles(r, memory, &t);
+    for (int64_t task = begin; task < end; task++) {
+        int64_t row = task / plan->chunks * plan->each;
+        reduce_rows(r, &t, row, td_smaller(plan->each, plan->row_count - row), task % plan->chunks);
     }
 }
 
-const td_op td_op_fused = {
-    .name    = "fused",
-    .inputs  = -1,
-    .flags   = TD_OP_POINTWISE | TD_OP_INPLACE,
-    .shape   = fused_shape,
-    .cost    = fused_cost,
-    .prepare = fused_prepare,
-    .release = td_prepared_free,
-    .cpu     = td_fused_cpu,
-    .cuda    = TD_CUDA(td_fused_cuda, td_fused_cuda_prepare, td_prepared_free),
-    .print   = fused_print,
-};
+static void join_chunks(void *user, int64_t begin, int64_t end)
+{
+    const fused_run *r = user;
+    const fused_plan *plan = r->plan;
+    for (int64_t i = begin; i < end; i++) {
+        int reduced = (int)(i / plan->row_count);
+        const td_arg *out = &r->k->out[td_fused_full_outputs(&plan->header) + reduced];
+        td_fused_reduction how = plan->rows.reduction[reduced];
+        const double *part = partial_of(r, reduced, i % plan->row_count, 0);
+        double total = beginning[how];
+        for (int64_t chunk = 0; chunk < plan->chunks; chunk++)
+            total = joined(how, total, part[chunk]);
+        td_store_f64(td_arg_at(out, i % plan->row_count), out->dtype, &total, 1);
+    }
+}
+
+void td_fused_rows_cpu(const td_kernel *k)
+{
+    fused_run r = run_of(k);
+    const fused_plan *plan = r.plan;
+    int64_t tasks = (plan->row_count + plan->each - 1) / plan->each * plan->chunks;
+    int64_t size = plan->each * td_smaller(plan->row, plan->chunk);
+    td_parallel_for(k->run, tasks, TASK_ELEMENTS / (size ? size : 1) + 1, row_tasks, &r);
+    if (plan->chunks > 1)
+        td_parallel_for(k->run, plan->header.reduced * plan->row_count, TASK_ELEMENTS / plan->chunks + 1, join_chunks, &r);
+}

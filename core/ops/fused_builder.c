@@ -41,6 +41,14 @@ bool td_fused_output(td_fused_builder *b, int value)
     return true;
 }
 
+bool td_fused_reduce(td_fused_builder *b, td_fused_reduction reduction, int value)
+{
+    if (!td_fused_output(b, value))
+        return false;
+    b->rows.reduction[b->reduced++] = (uint8_t)reduction;
+    return true;
+}
+
 /* How many of `from` are values. */
 static int operands_of(const td_fused_instruction *i)
 {
@@ -65,6 +73,20 @@ static size_t draws_at(const td_fused_header *h)
     return (bytes + 7) & ~(size_t)7;
 }
 
+static size_t rows_at(const td_fused_header *h)
+{
+    return draws_at(h) + (size_t)h->draws * sizeof(td_fused_draw);
+}
+
+/* Field by field: what is between them stays zero. */
+static void write_rows(td_fused_rows *to, const td_fused_builder *b)
+{
+    to->shape = b->rows.shape;
+    to->place = b->rows.place;
+    to->dims = b->rows.dims;
+    memcpy(to->reduction, b->rows.reduction, (size_t)b->reduced);
+}
+
 size_t td_fused_finish(const td_fused_builder *b, void *attr)
 {
     enum { VALUES = TD_FUSED_INPUTS + TD_FUSED_INSTRUCTIONS };
@@ -73,7 +95,8 @@ size_t td_fused_finish(const td_fused_builder *b, void *attr)
     bool taken[TD_FUSED_REGISTERS] = { false };
     td_fused_instruction code[TD_FUSED_INSTRUCTIONS];
     td_fused_header header = {
-        .inputs = b->inputs, .outputs = b->outputs, .instructions = b->instructions, .registers = b->inputs, .draws = b->draws
+        .inputs = b->inputs, .outputs = b->outputs, .instructions = b->instructions, .registers = b->inputs, .draws = b->draws,
+        .reduced = b->reduced
     };
     last_reads(b, last);
     for (int v = 0; v < b->inputs; v++) {
@@ -101,13 +124,16 @@ size_t td_fused_finish(const td_fused_builder *b, void *attr)
     for (int o = 0; o < b->outputs; o++)
         output[o] = home[b->output[o]];
     size_t code_bytes = (size_t)b->instructions * sizeof *code, output_bytes = (size_t)b->outputs * sizeof *output;
-    size_t draws = draws_at(&header), draw_bytes = (size_t)b->draws * sizeof *b->draw;
-    memset(attr, 0, draws);
+    size_t draws = draws_at(&header), draw_bytes = (size_t)b->draws * sizeof *b->draw, rows = rows_at(&header);
+    size_t bytes = rows + (b->reduced ? sizeof b->rows : 0);
+    memset(attr, 0, bytes);
     memcpy(attr, &header, sizeof header);
     memcpy((char *)attr + sizeof header, code, code_bytes);
     memcpy((char *)attr + sizeof header + code_bytes, output, output_bytes);
     memcpy((char *)attr + draws, b->draw, draw_bytes);
-    return draws + draw_bytes;
+    if (b->reduced)
+        write_rows((td_fused_rows *)((char *)attr + rows), b);
+    return bytes;
 }
 
 td_fused_code td_fused_code_of(const void *attr)
@@ -116,5 +142,24 @@ td_fused_code td_fused_code_of(const void *attr)
     c.instructions = (const void *)((const char *)attr + sizeof c.header);
     c.outputs = (const void *)(c.instructions + c.header.instructions);
     c.draws = (const void *)((const char *)attr + draws_at(&c.header));
+    c.rows = c.header.reduced ? (const void *)((const char *)attr + rows_at(&c.header)) : NULL;
     return c;
+}
+
+td_arg td_fused_whole(const td_kernel *k, const td_fused_rows *rows)
+{
+    td_arg whole = k->out[0];
+    whole.data = NULL;
+    if (!rows)
+        return whole;
+    whole.shape = whole.global = rows->shape;
+    whole.place = rows->place;
+    if (k->run && k->run->mesh)
+        whole.shape = td_local_shape(k->run->mesh, rows->shape, rows->place);
+    return whole;
+}
+
+int64_t td_fused_row_elements(const td_arg *whole, const td_fused_rows *rows)
+{
+    return td_shape_product(whole->shape, (int)whole->shape.rank - rows->dims, (int)whole->shape.rank);
 }

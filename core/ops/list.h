@@ -10,7 +10,7 @@
 #define TD_OPERATIONS(X) \
     TD_UNARY(X) TD_BINARY(X) X(where) X(cast) \
     X(gelu_slope) X(gelu_tanh_slope) X(silu_slope) \
-    X(fused) \
+    X(fused) X(fused_rows) \
     X(sum) X(max) X(argmax) \
     X(reshape) X(broadcast) X(transpose) X(slice) X(concat) X(fill) X(iota) \
     X(matmul) X(linear) X(matmul_add) X(linear_add) X(matmul_dbias) X(matmul_dgelu) X(linear_gelu) \
