@@ -295,8 +295,6 @@ static bool take_pointwise(fusion *f, uint32_t index)
     return true;
 }
 
-static bool can_reduce(const td_context *td) { return !td->device->is_gpu && !td_stage_off(td, TD_STAGE_ROWS); }
-
 /* How many ranks share dimension d of v. */
 static int64_t parts_along(const fusion *f, const td_value *v, int d)
 {
@@ -310,7 +308,7 @@ static int64_t parts_along(const fusion *f, const td_value *v, int d)
 /* How many trailing dimensions n reduces, if a chain can; else 0. */
 static int reduced_dims(const fusion *f, const td_node *n)
 {
-    if (!is_reduction(n->op) || n->after != TD_NONE || !can_reduce(f->in->td)) return 0;
+    if (!is_reduction(n->op) || n->after != TD_NONE || td_stage_off(f->in->td, TD_STAGE_ROWS)) return 0;
     const td_value *x = &f->in->values[td_node_inputs(f->in, n)[0]];
     const td_reduce_attr *attr = td_node_attr(f->in, n);
     td_shape local = td_local_shape(&f->in->td->mesh, x->shape, x->place);

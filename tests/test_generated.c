@@ -22,7 +22,8 @@ typedef struct sample {
     td_kernel kernel;
     td_chain chain;
     int width;
-    void *want[TD_FUSED_OUTPUTS], *got[TD_FUSED_OUTPUTS];
+    td_chain_rows rows;
+    void *want[TD_FUSED_OUTPUTS], *got[TD_FUSED_OUTPUTS]; /* got: of rows in chunks the chunks' results */
 } sample;
 
 #define ON_HOST TANDEM_SOURCE "/tests/on_host"
@@ -57,22 +58,27 @@ static sample *sample_new(void)
 /* The operands are described: the chain is built, and run on the CPU. */
 static void sample_finish(sample *s, const td_fused_builder *b, uint64_t draw)
 {
+    const td_op *op = b->reduced ? &td_op_fused_rows : &td_op_fused;
     size_t bytes = td_fused_finish(b, s->attr);
     td_preparation made = { 0 };
     ck_assert_uint_gt(bytes, 0);
     for (int i = 0; i < b->inputs; i++) s->in[i].data = memory_of(&s->in[i], draw + (uint64_t)i * 100000);
-    for (int o = 0; o < b->outputs; o++) {
-        s->got[o] = memory_of(&s->out[o], 1);
-        s->want[o] = s->out[o].data = memory_of(&s->out[o], 2);
-    }
-    s->kernel = (td_kernel){ .op = &td_op_fused, .attr = s->attr, .attr_bytes = bytes, .inputs = b->inputs, .outputs = b->outputs,
-                             .in = s->in, .out = s->out, .run = &s->run };
+    for (int o = 0; o < b->outputs; o++) s->want[o] = s->out[o].data = memory_of(&s->out[o], 2);
+    s->kernel = (td_kernel){ .op = op, .attr = s->attr, .attr_bytes = bytes, .inputs = b->inputs, .outputs = b->outputs, .in = s->in,
+                             .out = s->out, .run = &s->run };
     s->chain = td_chain_of(&s->kernel);
     s->width = td_chain_width(&s->chain);
-    ck_assert(td_op_fused.prepare(s->td, &s->kernel, &made));
+    s->rows = td_chain_rows_of(&s->chain, s->width);
+    for (int o = 0; o < b->outputs; o++) {
+        td_arg parts = s->out[o];
+        if (o >= b->outputs - b->reduced) parts.shape = TD_SHAPE(s->rows.rows, s->rows.chunks);
+        s->got[o] = memory_of(&parts, 1);
+    }
+    ck_assert(op->prepare(s->td, &s->kernel, &made));
     s->kernel.prepared = made.prepared;
-    td_op_fused.cpu(&s->kernel);
-    td_op_fused.release(made.prepared);
+    s->kernel.workspace = check_alloc((size_t)made.workspace_bytes + 1);
+    op->cpu(&s->kernel);
+    op->release(made.prepared);
 }
 
 /* ---- Compiling ---------------------------------------------------------------------------------------------- */
@@ -143,7 +149,7 @@ static void run_all(const char *name, sample **samples, int count)
 
 static void expect_same_bits(const sample *s, const char *note)
 {
-    for (int o = 0; o < s->kernel.outputs; o++) {
+    for (int o = 0; o < td_fused_full_outputs(&s->chain.header); o++) {
         int64_t size = td_dtype_size(s->out[o].dtype);
         for (int64_t i = 0; i < td_arg_elements(&s->out[o]); i++)
             ck_assert_msg(!memcmp((char *)s->got[o] + i * size, (char *)s->want[o] + i * size, (size_t)size), "%s: output %d, element %lld",
@@ -364,6 +370,122 @@ START_TEST(test_every_function_is_the_cpus)
 }
 END_TEST
 
+/* ---- Rows ----------------------------------------------------------------------------------------------------- */
+
+typedef struct row_case {
+    const char *note;
+    td_dtype dtype;                           /* of x; w is f32 */
+    td_shape shape, w;
+    int dims, lanes, chunks;
+    double p;                                 /* what is dropped of x w; 0: nothing */
+    int full;                                 /* of the outputs x w and its square, how many there are */
+} row_case;
+
+static const row_case row_cases[] = {
+    { .note = "a thread's", .dtype = TD_BF16, .shape = SHAPE(300, 8), .w = SHAPE(8), .dims = 1, .lanes = 1, .chunks = 1, .full = 1 },
+    { .note = "of two threads", .dtype = TD_F32, .shape = SHAPE(201, 8), .w = SHAPE(201, 1), .dims = 1, .lanes = 2, .chunks = 1 },
+    { .note = "of four", .dtype = TD_F16, .shape = SHAPE(77, 32), .w = SHAPE(32), .dims = 1, .lanes = 4, .chunks = 1, .full = 2 },
+    { .note = "of eight, not all of which have a group", .dtype = TD_F32, .shape = SHAPE(77, 20), .w = SHAPE(1), .dims = 1, .lanes = 8, .chunks = 1 },
+    { .note = "odd", .dtype = TD_F32, .shape = SHAPE(50, 17), .w = SHAPE(17), .dims = 1, .lanes = 32, .chunks = 1, .full = 1 },
+    { .note = "two dimensions", .dtype = TD_BF16, .shape = SHAPE(5, 3, 24), .w = SHAPE(3, 1), .dims = 2, .lanes = 16, .chunks = 1, .full = 1 },
+    { .note = "a warp's", .dtype = TD_BF16, .shape = SHAPE(2100, 320), .w = SHAPE(320), .dims = 1, .lanes = 32, .chunks = 1, .full = 1 },
+    { .note = "a block's, for there are few", .dtype = TD_F32, .shape = SHAPE(40, 1000), .w = SHAPE(1000), .dims = 1, .lanes = 128, .chunks = 1 },
+    { .note = "a block's", .dtype = TD_F32, .shape = SHAPE(5, 1031), .w = SHAPE(5, 1), .dims = 1, .lanes = 128, .chunks = 1, .full = 2 },
+    { .note = "everything", .dtype = TD_BF16, .shape = SHAPE(3, 64, 128), .w = SHAPE(64, 1), .dims = 3, .lanes = 128, .chunks = 6 },
+    { .note = "chunks, the last one short", .dtype = TD_F32, .shape = SHAPE(3, 12500), .w = SHAPE(12500), .dims = 1, .lanes = 128, .chunks = 3, .full = 1 },
+    { .note = "odd chunks", .dtype = TD_F32, .shape = SHAPE(1, 9999), .w = SHAPE(9999), .dims = 2, .lanes = 128, .chunks = 2 },
+    { .note = "dropped", .dtype = TD_BF16, .shape = SHAPE(60, 48), .w = SHAPE(48), .dims = 1, .lanes = 8, .chunks = 1, .p = 0.3, .full = 1 },
+    { .note = "dropped, in chunks", .dtype = TD_F32, .shape = SHAPE(2, 10000), .w = SHAPE(2, 1), .dims = 1, .lanes = 128, .chunks = 2, .p = 0.6 },
+    { .note = "integers, so in f64", .dtype = TD_I32, .shape = SHAPE(9, 100), .w = SHAPE(100), .dims = 1, .lanes = 32, .chunks = 1, .full = 1 },
+};
+enum { ROW_CASES = sizeof row_cases / sizeof *row_cases };
+
+/* The sum of (x w)^2, the largest of x w, and both of (x w)^2 in bf16. */
+enum { REDUCED = 4 };
+
+static sample *rows_of(const row_case *c, int number)
+{
+    sample *s = sample_new();
+    td_fused_builder b = { 0 };
+    int x = td_fused_input(&b), w = td_fused_input(&b);
+    int y = td_fused_apply(&b, &td_op_mul, TD_F32, (int[]){ x, w });
+    if (c->p > 0) y = td_fused_apply(&b, &td_op_mul, TD_F32, (int[]){ y, td_fused_mask(&b, TD_F32, (td_fused_draw){ .p = c->p, .key = 7 }) });
+    int square = td_fused_apply(&b, &td_op_square, TD_F32, &y), narrow = td_fused_apply(&b, &td_op_cast, TD_BF16, &square);
+    const int full[] = { y, square };
+    s->in[0] = operand(s, c->dtype, c->shape, (td_placement){ .kind = { 0 } });
+    s->in[1] = operand(s, TD_F32, c->w, (td_placement){ .kind = { 0 } });
+    b.rows.shape = c->shape;
+    b.rows.dims = c->dims;
+    for (int o = 0; o < c->full; o++) {
+        ck_assert(td_fused_output(&b, full[o]));
+        s->out[o] = operand(s, TD_F32, c->shape, (td_placement){ .kind = { 0 } });
+    }
+    td_shape rows = c->shape;
+    for (int d = 0; d < c->dims; d++) rows.dim[--rows.rank] = 0;
+    const int values[REDUCED] = { square, y, narrow, narrow };
+    for (int o = 0; o < REDUCED; o++) {
+        s->out[c->full + o] = operand(s, o == 3 ? TD_BF16 : TD_F32, rows, (td_placement){ .kind = { 0 } });
+        ck_assert(td_fused_reduce(&b, o % 2 ? TD_FUSED_MAX : TD_FUSED_SUM, values[o]));
+    }
+    sample_finish(s, &b, (uint64_t)number * 1000003);
+    return s;
+}
+
+/* A chunk's results joined: row `row` of reduced output o. */
+static double joined(const sample *s, int o, int64_t row)
+{
+    int output = td_fused_full_outputs(&s->chain.header) + o;
+    td_dtype dtype = s->out[output].dtype;
+    double all = o % 2 ? -INFINITY : 0, part;
+    for (int64_t c = 0; c < s->rows.chunks; c++) {
+        td_load_f64(&part, dtype, (char *)s->got[output] + (row * s->rows.chunks + c) * td_dtype_size(dtype), 1);
+        all = o % 2 ? fmax(all, part) : all + part;
+    }
+    return all;
+}
+
+/* Sums of squares differ by the order of f32 additions, maxima not at all. */
+START_TEST(test_rows_are_reduced_as_the_cpu_does)
+{
+    sample *samples[ROW_CASES];
+    for (int i = 0; i < ROW_CASES; i++) samples[i] = rows_of(&row_cases[i], i);
+    run_all("rows", samples, ROW_CASES);
+    for (int i = 0; i < ROW_CASES; i++) {
+        const sample *s = samples[i];
+        const row_case *c = &row_cases[i];
+        ck_assert_msg(s->rows.lanes == c->lanes && s->rows.chunks == c->chunks, "%s: %d lanes, %d chunks", c->note, s->rows.lanes, (int)s->rows.chunks);
+        expect_same_bits(s, c->note);
+        for (int o = 0; o < REDUCED; o++)
+            for (int64_t row = 0; row < s->rows.rows; row++) {
+                const td_arg *out = &s->out[c->full + o];
+                double got = joined(s, o, row), want;
+                td_load_f64(&want, out->dtype, (char *)s->want[c->full + o] + row * td_dtype_size(out->dtype), 1);
+                ck_assert_msg(o % 2 ? got == want : fabs(got - want) <= 1e-6 * want, "%s: reduction %d, row %d is %.9g, not %.9g", c->note, o, (int)row,
+                              got, want);
+            }
+    }
+    close_all(samples, ROW_CASES);
+}
+END_TEST
+
+START_TEST(test_how_rows_are_shared_out)
+{
+    for (int64_t rows = 1; rows < 5000; rows = rows * 3 + 1)
+        for (int64_t row = 1; row < 3000000; row = row * 5 + row % 7) {
+            td_chain c = { .row = row, .elements = rows * row };
+            for (int width = 8; width > 0; width /= 2) {
+                if (row % width) continue;
+                td_chain_rows r = td_chain_rows_of(&c, width);
+                ck_assert_int_eq(r.rows, rows);
+                ck_assert(r.lanes >= 1 && (r.lanes <= 32 || r.lanes == TD_CHAIN_THREADS) && !(r.lanes & (r.lanes - 1)));
+                ck_assert(r.chunks >= 1 && (r.chunks - 1) * r.chunk < row && r.chunks * r.chunk >= row);
+                ck_assert(r.chunks == 1 || (r.chunk >= 4096 && r.chunk % (8 * TD_CHAIN_THREADS) == 0 && rows * r.chunks <= 2048));
+            }
+        }
+}
+END_TEST
+
 TESTS("generated", test_masks_are_drawn_as_the_cpu_draws_them, test_a_mask_is_the_ranks_part_of_the_whole,
       test_eight_elements_from_any_index, test_lanes_of_attention_have_whole_blocks,
-      test_broadcasts_and_casts_have_the_same_bits, test_every_function_is_the_cpus)
+      test_broadcasts_and_casts_have_the_same_bits, test_every_function_is_the_cpus, test_rows_are_reduced_as_the_cpu_does,
+      test_how_rows_are_shared_out)

@@ -207,6 +207,64 @@ START_TEST(test_numbers_of_draws)
 }
 END_TEST
 
+/* The sum of x x w over the trailing dimensions, the largest, and x x beside them if it is `kept`. */
+static td_chain rows_of(operands *o, td_dtype dtype, td_shape shape, int dims, bool kept)
+{
+    td_fused_builder b = { 0 };
+    int x = td_fused_input(&b), w = td_fused_input(&b), square = td_fused_apply(&b, &td_op_square, dtype, &x);
+    int y = td_fused_apply(&b, &td_op_mul, dtype, (int[]){ square, w });
+    td_shape rows = shape;
+    for (int d = 0; d < dims; d++) rows.dim[--rows.rank] = 0;
+    b.rows.shape = shape;
+    b.rows.dims = dims;
+    o->in[0] = o->out[0] = arg_of(dtype, shape);
+    o->in[1] = arg_of(dtype, TD_SHAPE(shape.dim[shape.rank - 1]));
+    if (kept) ck_assert(td_fused_output(&b, square));
+    ck_assert(td_fused_reduce(&b, TD_FUSED_SUM, y) && td_fused_reduce(&b, TD_FUSED_MAX, y));
+    o->out[kept] = arg_of(td_is_narrow(dtype) ? TD_F32 : dtype, rows);
+    o->out[kept + 1] = arg_of(dtype, rows);
+    return chain_of(o, &b);
+}
+
+START_TEST(test_rows_compile)
+{
+    static const td_dtype dtypes[] = { TD_F32, TD_BF16, TD_F16, TD_F64 };
+    const td_shape shapes[] = { TD_SHAPE(300, 16), TD_SHAPE(50, 40), TD_SHAPE(9, 17), TD_SHAPE(3000, 768), TD_SHAPE(3, 50000) };
+    td_context *td = open_cpu(TD_F32);
+    if (!has_nvrtc(td, __func__)) return;
+    for (int i = 0; i < 4; i++)
+        for (int s = 0; s < 5; s++) {
+            operands o;
+            td_chain c = rows_of(&o, dtypes[i], shapes[s], 1 + (s == 2), s % 2);
+            for (int width = td_chain_width(&c); width > 0; width /= 2) expect_compiles(td, &c, width);
+        }
+    close_all(td);
+}
+END_TEST
+
+static int width_of_rows(operands *o, td_dtype dtype, td_shape shape)
+{
+    td_chain c = rows_of(o, dtype, shape, 1, false);
+    return td_chain_width(&c);
+}
+
+START_TEST(test_numbers_of_rows)
+{
+    operands o;
+    td_chain_numbers numbers;
+    td_chain c = rows_of(&o, TD_BF16, TD_SHAPE(3, 12496), 1, false);
+    ck_assert_int_eq(c.row, 12496);
+    ck_assert_int_eq(td_chain_width(&c), 8);
+    ck_assert(td_chain_numbers_of(&c, 8, &numbers));
+    ck_assert_int_eq(numbers.count, 7);
+    ck_assert_uint_eq(numbers.at[0], 9);             /* three parts of each row */
+    ck_assert_uint_eq(numbers.at[4], 1562);          /* groups of a row */
+    ck_assert_uint_eq(numbers.at[5], 640);           /* of a part: 5120 elements */
+    ck_assert_uint_eq(numbers.at[6], 3);
+    ck_assert_int_eq(width_of_rows(&o, TD_BF16, TD_SHAPE(8, 20)), 4); /* a row's elements are whole groups */
+}
+END_TEST
+
 static int width_of(td_dtype dtype, int64_t rows, int64_t columns, int inputs)
 {
     operands o;
@@ -501,6 +559,7 @@ START_TEST(test_what_is_kept_and_is_no_kernel_is_made_again)
 END_TEST
 
 TESTS("kernels made at run time", test_every_function_compiles_in_every_dtype, test_dimensions_that_inputs_share_are_one,
-      test_accesses_are_as_wide_as_rows_and_registers_allow, test_every_way_to_broadcast_compiles, test_draws_compile, test_numbers_of_draws, test_numbers_of_a_launch,
+      test_accesses_are_as_wide_as_rows_and_registers_allow, test_every_way_to_broadcast_compiles, test_draws_compile, test_numbers_of_draws,
+      test_rows_compile, test_numbers_of_rows, test_numbers_of_a_launch,
       test_division_by_what_is_known, test_what_does_not_compile_is_said, test_what_is_put_is_kept, test_where_it_is_kept,
       test_a_damaged_file_is_as_if_not_there, test_processes_share_a_folder, test_what_is_kept_and_is_no_kernel_is_made_again)

@@ -112,5 +112,6 @@ const td_op td_op_fused_rows = {
     .prepare = td_fused_prepare,
     .release = td_prepared_free,
     .cpu     = td_fused_rows_cpu,
+    .cuda    = TD_CUDA(td_fused_cuda, td_fused_cuda_prepare, td_prepared_free),
     .print   = fused_print,
 };
