@@ -308,7 +308,8 @@ void par_world_text(const par_world *world, char *text, size_t room)
         hosts++;
         if (used < sizeof names) used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", hosts == 1 ? " (" : ", ", m->who[r].host);
     }
-    bool staged = world->on_device && !strcmp(world->on_device, "staged");
+    const char *on_device = world->on_device;
+    bool staged = on_device && !strcmp(on_device, "staged");
     snprintf(text, room, "%d ranks on %d host%s%s%s, transport %s%s%s", world->ranks, hosts, hosts == 1 ? "" : "s", names, *names ? ")" : "",
-             world->on_device ? world->on_device : "", staged ? " over " : "", world->on_device && !staged ? "" : m ? "mpi" : "local");
+             on_device ? on_device : "", staged ? " over " : "", on_device && !staged ? "" : m ? "mpi" : "local");
 }

@@ -175,7 +175,7 @@ struct par_world {
     struct par_mpi *mpi;                       /* the segment is this process's own, others' areas are copies (mpi.h); NULL: shared */
     struct par_meet *meet;                     /* ranks have met by their variables (meet.h); NULL: otherwise */
     par_local *local;                          /* `here` of them; NULL: planning only, or the launcher's */
-    const char *on_device;                     /* the transport between GPUs that a context has chosen last; NULL: none */
+    const char *_Atomic on_device;             /* the transport between GPUs that a context has chosen last; NULL: none */
 };
 
 /* Makes the memory of a world; fd NULL: for threads, else a descriptor (close-on-exec) that processes may map. false:

@@ -548,8 +548,9 @@ START_TEST(test_broken_samples_can_be_skipped_and_are_counted)
     ck_assert_int_eq(at, 24);
     ck_assert(sum == 17);
     ck_assert_int_eq(data_skipped(loader), 5);
-    ck_assert_str_eq(log_text(),
-                     "ids: sample 0 is skipped: sample file 0 is cut short; more are counted without a message\n");
+    const char *said = strstr(log_text(), "ids: "); /* behind what a context may say of its threads */
+    ck_assert_ptr_nonnull(said);
+    ck_assert_str_eq(said, "ids: sample 0 is skipped: sample file 0 is cut short; more are counted without a message\n");
     data_loader_close(loader);
     td_close(td);
 }
