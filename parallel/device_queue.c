@@ -23,6 +23,7 @@ static void *make_mark(void)
 }
 
 static bool put_mark(void *mark, void *queue) { return cudaEventRecord(mark, queue) == cudaSuccess; }
+
 /* What CUDA remembers of the answer is no error of the thread's. */
 static bool has_passed(void *mark)
 {

@@ -14,7 +14,7 @@
  * versions with 80 GB, NVLink one way. Latencies of hops (3.4 us NVLink, 9.6 us network) are those by which NVIDIA's library of collectives
  * chooses its rings. Across hosts: one adapter a device, 400 Gb/s (A100: 200 Gb/s). To the host: PCI Express 5.0 x16 (A100: 4.0), of whose
  * 63 GB/s one way seven eighths are taken to arrive; a host's memory, of two sockets with eight channels of DDR5-4800 (A100: DDR4-3200), is
- * shared by its ranks. In the profile of GPT-2 124M on one H200 (bench/RESULTS.md) products came to 96 % of the measured peak, attention to
+ * shared by its ranks. In the profile of GPT-2 124M on one H200 (bench/RESULTS.md) products came to 97 % of the measured peak, attention to
  * 30 % (heads of 64; wider ones do better) and what only moves memory to 82 %; a data sheet's peaks are a quarter (FLOP/s) and a ninth
  * (bytes/s) above what is measured. */
 #define HOPS(inside_rate, across_rate)                                                               \
