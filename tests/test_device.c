@@ -306,13 +306,14 @@ START_TEST(test_offloaded_state_learns_as_state_on_the_gpu)
     double on_device[OFFLOADED_STEPS], losses[OFFLOADED_STEPS];
     td_report all = train_offloaded(0, on_device);
     ck_assert_int_eq(all.host_bytes, 0);
-    ck_assert(on_device[OFFLOADED_STEPS - 1] < on_device[0]);
+    double fall = on_device[0] - on_device[OFFLOADED_STEPS - 1];
+    ck_assert(fall > 0);
     for (int i = 0; i < 3; i++) {
         td_report r = train_offloaded(offloads[i], losses);
         int parts = (offloads[i] & PAR_OFFLOAD_OPTIMIZER ? 2 : 0) + (offloads[i] & PAR_OFFLOAD_PARAMETERS ? 1 : 0);
         ck_assert_int_ge(r.host_bytes, parts * 4 * state);
         for (int s = 0; s < OFFLOADED_STEPS; s++)
-            ck_assert_msg(fabs(losses[s] - on_device[s]) <= 1e-4 * on_device[s], "offload %d, step %d: %.9g, not %.9g", offloads[i], s, losses[s],
+            ck_assert_msg(fabs(losses[s] - on_device[s]) <= 2e-5 * fall, "offload %d, step %d: %.9g, not %.9g", offloads[i], s, losses[s],
                           on_device[s]);
     }
 }
