@@ -107,6 +107,13 @@ static inline CHECK_UNUSED run_loop *open_small(const char *flags)
     return run_open(&argc, &arguments, &(run_defaults){ .name = "small", .batch = 12, .lr = 0.05 });
 }
 
+/* Keeps the loss of each update done so far: behind a step it may be the one before that has been read. */
+static inline CHECK_UNUSED void keep_loss(run_loop *run, double *losses)
+{
+    if (run->read) losses[run->read - 1] = run->loss;
+    if (run_read_late(run) && run->read) losses[run->read - 1] = run->loss;
+}
+
 /* Trains; keeps each update's loss. `measure`: NULL, or what is evaluated. Returns the exit status. */
 static inline CHECK_UNUSED int loop_small(run_loop *run, opt_optimizer *(*optimizer)(td_module), int64_t width,
                                           double *losses, int64_t *updates, run_measure measure)
@@ -120,7 +127,7 @@ static inline CHECK_UNUSED int loop_small(run_loop *run, opt_optimizer *(*optimi
     for (data_batch b; run_next(run, &b);) {
         run_step(run, opt, small_loss(&m, &b));
         stepped = true;
-        if (b.last && td_error(td) == TD_OK && losses) losses[run->read - 1] = run->loss;
+        if (losses && td_error(td) == TD_OK) keep_loss(run, losses);
     }
     if (updates) *updates = td_updates(td);
     if (!stepped) opt_close(opt); /* the run never met it */

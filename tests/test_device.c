@@ -272,7 +272,7 @@ END_TEST
 
 /* ---- State in the host's memory ----------------------------------------------------------------------------- */
 
-enum { OFFLOADED_STEPS = 24, SETTLED = 6 };
+enum { OFFLOADED_STEPS = 24, SETTLED = 6, BATCHES = 8 };
 
 /* Losses of a few steps with state offloaded so, from graphs after the first ones. Returns the report of the last step. */
 static td_report train_offloaded(int offload, double losses[OFFLOADED_STEPS])
@@ -285,7 +285,7 @@ static td_report train_offloaded(int offload, double losses[OFFLOADED_STEPS])
     td_tensor loss[OFFLOADED_STEPS];
     int64_t allocations = 0;
     for (int s = 0; s < OFFLOADED_STEPS; s++) {
-        loss[s] = train(&m, ROWS, s);
+        loss[s] = train(&m, ROWS, s % BATCHES);
         if (s) losses[s - 1] = td_item(loss[s - 1]); /* two steps are on their way, with their rates each in its own memory */
         if (s == SETTLED) allocations = td->device_counts.allocations;
     }

@@ -60,7 +60,7 @@ END_TEST
 
 START_TEST(test_operations_equal_the_cpu_in_poisoned_memory)
 {
-    check_operations(true, 2001); /* inputs of which no gradient happens to be a sum near 0 */
+    check_operations(true, 2001);
 }
 END_TEST
 
