@@ -3,16 +3,22 @@
 
 #include "run/machine.h"
 
+static double larger(double a, double b) { return a > b ? a : b; }
+static double smaller(double a, double b) { return a < b ? a : b; }
+
 /* Sums of 16-bit floats that are no product are taken in f32. */
-double run_floor_s(const td_machine *m, const td_profile_task *task)
+static double compute_s(const td_machine *m, const td_profile_task *task)
 {
     double peak = m->flops[task->dtype];
     bool product = !strcmp(task->kind, "matmul") || !strcmp(task->kind, "attention");
     bool narrow = task->dtype == TD_BF16 || task->dtype == TD_F16;
     if (peak <= 0 || (narrow && !product)) peak = m->flops[TD_F32] > 0 ? m->flops[TD_F32] : m->flops[TD_F64];
-    double compute = peak > 0 ? (double)task->flops / peak : 0, memory = m->bytes > 0 ? (double)task->bytes / m->bytes : 0;
-    return compute > memory ? compute : memory;
+    return peak > 0 ? (double)task->flops / peak : 0;
 }
+
+static double memory_s(const td_machine *m, const td_profile_task *task) { return m->bytes > 0 ? (double)task->bytes / m->bytes : 0; }
+
+double run_floor_s(const td_machine *m, const td_profile_task *task) { return larger(compute_s(m, task), memory_s(m, task)); }
 
 void run_spread(const run_machine *m, const par_call *call, int *on_host, int *hosts)
 {
@@ -34,17 +40,14 @@ double run_collective_s(const run_machine *m, const par_call *call)
 
 static double call_s(const run_machine *m, const par_call *call)
 {
-    td_machine reached = m->peak;
-    double part = m->attention > 0 && !strcmp(call->task.kind, "attention") ? m->attention : m->efficiency;
-    for (int d = 0; d < TD_DTYPES; d++) reached.flops[d] *= part;
-    if (m->traffic > 0) reached.bytes *= m->traffic;
-    double s = call->task.on_host ? (double)call->task.bytes / m->host_bytes_per_s : run_floor_s(&reached, &call->task);
-    return s > m->call_s ? s : m->call_s;
+    const td_profile_task *task = &call->task;
+    if (task->on_host) return m->call_s + (double)task->bytes / m->host_bytes_per_s;
+    double part = m->attention > 0 && !strcmp(task->kind, "attention") ? m->attention : m->efficiency;
+    double compute = compute_s(&m->peak, task) / part, memory = memory_s(&m->peak, task) / (m->traffic > 0 ? m->traffic : 1);
+    return m->call_s + larger(compute, memory) + m->unhidden * smaller(compute, memory);
 }
 
 static double copy_s(const run_machine *m, const par_call *call) { return m->host.latency_s + (double)call->task.copied / m->host.bytes_per_s; }
-
-static double later(double a, double b) { return a > b ? a : b; }
 
 static double seconds_of(const run_machine *m, const par_call *call)
 {
@@ -61,9 +64,9 @@ static run_estimate step_of(const run_machine *m, const par_call *calls, int64_t
         const par_call *call = &calls[i];
         double *queue = &free[m->overlaps ? call->queue : TD_QUEUE_COMPUTE], s = seconds_of(m, call);
         for (int q = 0; q < TD_QUEUES; q++)
-            if (call->waits[q] >= 0) *queue = later(*queue, ended[call->waits[q]]);
+            if (call->waits[q] >= 0) *queue = larger(*queue, ended[call->waits[q]]);
         ended[i] = *queue += s;
-        e.step_s = later(e.step_s, ended[i]);
+        e.step_s = larger(e.step_s, ended[i]);
         *(call->queue == TD_QUEUE_COMPUTE ? &e.compute_s : call->queue == TD_QUEUE_HOST ? &e.host_s : call->kind == PAR_COPIES ? &e.copy_s : &e.comm_s) += s;
     }
     e.exposed_s = e.step_s - e.compute_s;
@@ -88,10 +91,11 @@ bool run_estimate_add(td_context *td, const run_machine *m, const par_call *call
 
 void run_estimate_assumptions(const run_machine *m, char *to, size_t room)
 {
-    char attention[40] = "";
+    char attention[40] = "", both[80] = "";
     if (m->attention > 0) snprintf(attention, sizeof attention, ", attention's %.0f %%", 100 * m->attention);
-    snprintf(to, room, "each call takes the larger of FLOPs / (%.0f %% of peak%s) and bytes / (%.0f %% of bandwidth), %.3g us at least; collectives are "
-             "rings over the slowest link crossed, %s; what the host computes takes its memory's bandwidth, and data cost nothing", 100 * m->efficiency,
-             attention, m->traffic > 0 ? 100 * m->traffic : 100, 1e6 * m->call_s,
+    if (m->unhidden > 0) snprintf(both, sizeof both, " + %.0f %% of the smaller", 100 * m->unhidden);
+    snprintf(to, room, "each call takes %.3g us + the larger of FLOPs / (%.0f %% of peak%s) and bytes / (%.0f %% of bandwidth)%s; collectives are "
+             "rings over the slowest link crossed, %s; what the host computes takes its memory's bandwidth, and data cost nothing",
+             1e6 * m->call_s, 100 * m->efficiency, attention, m->traffic > 0 ? 100 * m->traffic : 100, both,
              m->overlaps ? "beside computation, as are copies to the host, from it, and what is computed there" : "in turn with computation");
 }

@@ -18,7 +18,8 @@ typedef struct run_machine {
     td_machine peak;              /* FLOP/s by dtype, bytes of memory a second */
     double efficiency, attention; /* the part of peak FLOP/s that calls reach, and that attention does; 0: as others */
     double traffic;               /* the part of bytes a second that calls reach; 0: all */
-    double call_s, collective_s;  /* no call takes less; what each collective takes besides its ring */
+    double unhidden;              /* of computing and moving bytes the part of the shorter that the longer does not hide: 0 to 1 */
+    double call_s, collective_s;  /* what each call takes besides, and each collective besides its ring */
     int64_t memory_bytes;         /* that a rank may hold; 0: not known */
     int host_ranks;               /* ranks of one host */
     run_link inside, across;      /* hosts; each rank has its own link out of its host */

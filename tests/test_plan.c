@@ -130,8 +130,23 @@ START_TEST(test_collectives_follow_one_another_and_may_end_last)
     run_estimate e = estimate(&m, calls, 4, 1);
     ck_assert_double_eq_tol(e.step_s, 0.017, 1e-12); /* gathers 0-10 and 10-15, computing 10-11, the reduction 15-17 */
     ck_assert_double_eq_tol(e.exposed_s, 0.016, 1e-12);
-    m.call_s = 0.003; /* no call is shorter */
-    ck_assert_double_eq_tol(estimate(&m, calls, 4, 1).compute_s, 0.003, 1e-12);
+    m.call_s = 0.003; /* that each computation takes besides */
+    ck_assert_double_eq_tol(estimate(&m, calls, 4, 1).compute_s, 0.004, 1e-12);
+}
+END_TEST
+
+START_TEST(test_what_computing_and_moving_do_not_hide_of_one_another_comes_on_top)
+{
+    run_machine m = small_machine();
+    par_call product = computation(8), sum = product;
+    product.task.bytes = 2000000; /* 2 ms */
+    sum.task.bytes = 20000000;
+    ck_assert_double_eq_tol(estimate(&m, &product, 1, 1).step_s, 0.008, 1e-12);
+    m.unhidden = 0.25;
+    ck_assert_double_eq_tol(estimate(&m, &product, 1, 1).step_s, 0.0085, 1e-12);
+    ck_assert_double_eq_tol(estimate(&m, &sum, 1, 1).step_s, 0.022, 1e-12);
+    m.traffic = 0.5; /* of bandwidth */
+    ck_assert_double_eq_tol(estimate(&m, &product, 1, 1).step_s, 0.009, 1e-12);
 }
 END_TEST
 
@@ -637,7 +652,7 @@ END_TEST
 
 TESTS("plan", test_a_ring_inside_a_host_takes_its_hops_and_its_bytes, test_a_ring_across_hosts_takes_the_slowest_link,
       test_a_task_takes_the_larger_of_computing_and_moving, test_a_collective_hides_behind_what_does_not_wait_for_it,
-      test_collectives_follow_one_another_and_may_end_last,
+      test_collectives_follow_one_another_and_may_end_last, test_what_computing_and_moving_do_not_hide_of_one_another_comes_on_top,
       test_copies_have_queues_and_the_host_computes_at_its_own_rate, test_offloaded_state_is_planned_on_the_host, test_ddp_sends_twice_its_parameters_and_holds_all_state,
       test_fsdp_gathers_twice_scatters_once_and_holds_its_share, test_a_large_parameter_of_the_root_has_a_unit_of_its_own,
       test_zero_scatters_gradients_and_gathers_parameters,
