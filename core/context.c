@@ -279,6 +279,8 @@ int64_t td_device_bytes(const td_context *td, int64_t *most)
     return td->device_counts.bytes;
 }
 
+int64_t td_device_used_bytes(td_context *td) { return td->device && td->device->used ? td->device->used(td) : 0; }
+
 void td_set_updates(td_context *td, int64_t updates)
 {
     if (is_writable(td)) td->run.update = updates;

@@ -323,11 +323,15 @@ typedef struct td_report {
     int64_t calls;            /* kernels and collectives launched */
     int64_t plans;            /* made since td_open */
     double plan_ms;           /* the last planning took */
+    double host_us;           /* the last step took the host, from td_step until its GPU had all of it, waits for the GPU left out; 0 on the CPU */
 } td_report;
 TD_API td_report td_last_report(const td_context *td);
 /* Bytes that the context holds of its GPU's memory, and at most held (most may be NULL): state, steps and their inputs. 0 on the CPU, where
  * memory is the allocator's. */
 TD_API int64_t td_device_bytes(const td_context *td, int64_t *most);
+/* Bytes of the GPU's memory in use by whoever it be: what td_device_bytes does not explain is the driver's, its libraries' and other
+ * programs'. 0 on the CPU. */
+TD_API int64_t td_device_used_bytes(td_context *td);
 /* The GPU that the context plans for, its own or options.gpu; NULL on the CPU. */
 TD_API const td_gpu *td_gpu_of(const td_context *td);
 

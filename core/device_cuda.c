@@ -31,9 +31,12 @@ bool td_cuda_current(td_context *td) { return td_cuda_ok(td, cudaSetDevice(td->c
 
 bool td_cuda_wait(td_context *td)
 {
+    int64_t begin_ns = td_profile_now();
     td->device_counts.waits++;
     td->device_counts.stalls++;
-    return td_cuda_ok(td, cudaStreamSynchronize(td->cuda->stream), "running the step");
+    bool ran = td_cuda_ok(td, cudaStreamSynchronize(td->cuda->stream), "running the step");
+    td->device_counts.waited_ns += td_profile_now() - begin_ns;
+    return ran;
 }
 
 /* ---- Memory */
@@ -159,9 +162,16 @@ static void cuda_close(td_context *td)
     td_free(td, cuda, sizeof *cuda, "host");
 }
 
+static int64_t cuda_used(td_context *td)
+{
+    size_t free = 0, total = 0;
+    return td_cuda_current(td) && td_cuda_ok(td, cudaMemGetInfo(&free, &total), "asking the GPU for its memory") ? (int64_t)(total - free) : 0;
+}
+
 static const td_device gpu = {
     .is_gpu = true, .get = cuda_get, .put = cuda_put, .write = cuda_write, .read = cuda_read, .clear = cuda_clear,
-    .initialise = cuda_initialise, .run = td_graph_run, .landed = cuda_landed, .drop = td_graph_drop, .measure = cuda_measure, .close = cuda_close,
+    .initialise = cuda_initialise, .run = td_graph_run, .landed = cuda_landed, .drop = td_graph_drop, .measure = cuda_measure,
+    .used = cuda_used, .close = cuda_close,
 };
 
 /* "cuda:2" -> 2; "cuda" -> 0; -1: neither. */

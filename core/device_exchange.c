@@ -112,8 +112,10 @@ bool td_exchange_send(td_context *td, td_exchange *x, cudaStream_t stream, const
     cudaError_t status = cudaEventQuery(free);
     if (status == cudaErrorNotReady) { /* the host is as far ahead as it may be */
         cudaGetLastError(); /* it counts as an error, which the next launch would be taken for */
+        int64_t begin_ns = td_profile_now();
         td->device_counts.waits++;
         status = cudaEventSynchronize(free);
+        td->device_counts.waited_ns += td_profile_now() - begin_ns;
     }
     if (!td_cuda_ok(td, status, "waiting for an earlier step")) return false;
     s->read_late = plan->host_tasks;

@@ -87,6 +87,7 @@ typedef struct td_device {
     void (*drop)(td_context *td, td_planned *plan);           /* frees what `run` keeps with the plan */
     /* Of a GPU: its name, and bytes a second read and written by a copy that no cache holds. NULL on the CPU. */
     bool (*measure)(td_context *td, td_machine *out);
+    int64_t (*used)(td_context *td);                          /* bytes of it in use by all programs; NULL on the CPU */
     void (*close)(td_context *td);
 } td_device;
 extern const td_device td_cpu;
@@ -120,6 +121,7 @@ typedef struct td_device_counts {
     int64_t allocations, bytes, most_bytes;   /* of device memory: how often, and how much now and at most */
     int64_t waits;                            /* of the host for the GPU: each step once at most, however many values are read of it */
     int64_t stalls;                           /* of those, for all there was to do: until the host has more for it the GPU does nothing */
+    int64_t waited_ns;                        /* within td_step */
     int64_t calls;                            /* operations handed over one by one */
     int64_t graphs, replays;                  /* made, and launched */
 } td_device_counts;

@@ -407,8 +407,10 @@ static void leave(td_context *td, const td_planned *plan)
 
 bool td_step(td_context *td)
 {
+    int64_t begin_ns = td_profile_now(), waited_ns = td->device_counts.waited_ns;
     if (td->error != TD_OK) return false;
     if (td->recording.node_count && !run_recording(td, TD_FOR_STEP)) return false;
+    if (td->cuda) td->report.host_us = 1e-3 * (double)(td_profile_now() - begin_ns - (td->device_counts.waited_ns - waited_ns));
     if (td->recording.node_count) leave(td, td->last);
     if (td->updates_recorded) {
         td->run.update++;

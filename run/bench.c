@@ -30,6 +30,7 @@ static bool timed_update(run_loop *run, const run_model *model, void *object, co
     run_comm_begin(run);
     bool done = bench_update(run, model, object, b, before);
     run_comm_end(run);
+    run->host_us[run->timed % RUN_TIMED] = td_last_report(run->td).host_us;
     run->step_ms[run->timed++ % RUN_TIMED] = 1000 * (run_now() - begin);
     return done;
 }
@@ -58,14 +59,27 @@ static void bench_profile(run_loop *run, const run_model *model, void *object, c
     run_profile_report(run);
 }
 
+/* Of a GPU: what was planned and what it was asked for, and the host's part. */
+static void say_of_gpu(run_loop *run)
+{
+    const double gib = 1073741824;
+    int64_t most, used = td_device_used_bytes(run->td);
+    if (!used) return;
+    td_device_bytes(run->td, &most);
+    run_say(run, "%.3f GiB planned, %.3f asked of the GPU, of which %.2f are in use with its context, libraries and other programs; the host "
+            "hands a step over in %.1f us, the first took %.2f s", (double)td_last_report(run->td).peak_bytes / gib, (double)most / gib,
+            (double)used / gib, run_median_host_us(run), 1e-3 * run->first_ms);
+}
+
 void run_bench(run_loop *run, const run_model *model, void *object)
 {
     data_batch b;
     int64_t steps = run->steps ? run->steps : TIMED_STEPS;
     if (!run_average(run) || !run->loader || !data_next(run->loader, &b)) return;
+    double begin = run_now();
     for (int64_t step = 0; step < WARM_UP_STEPS; step++) {
         if (!bench_update(run, model, object, &b, NULL)) return;
-        if (step == 0) run->first_loss = run->loss;
+        if (step == 0) run->first_loss = run->loss, run->first_ms = 1000 * (run_now() - begin);
     }
     td_tensor last = TD_NO_TENSOR;
     for (int64_t step = 0; step < steps; step++)
@@ -78,5 +92,6 @@ void run_bench(run_loop *run, const run_model *model, void *object)
     run_say(run, "%s, %s, %s on %d rank%s, batch %lld: %.3f ms a step (median of %lld), %.0f items/s", run->name,
             run_flags_text(&run->flags, "dtype"), run->strategy, run->ranks, run->ranks == 1 ? "" : "s",
             (long long)run->batch, ms, (long long)updates, ms > 0 ? 1000 * (double)run->batch / ms : 0);
+    say_of_gpu(run);
     if (run_summary(run, "bench", false)) bench_profile(run, model, object, &b);
 }

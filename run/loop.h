@@ -140,6 +140,7 @@ struct run_loop {
     int64_t checkpoint_bytes;     /* that the last one copied; 0: there was none */
     bool said_waits;              /* that updates wait for the disk */
 
+    double first_ms;              /* bench: the first update, planned, compiled and timed as it may be */
     double loss, first_loss;      /* of update `read`, of the first one; NaN: none */
     double grad_norm, lr;         /* of update `read` */
     int64_t epoch;                /* of update `read` */
@@ -147,6 +148,7 @@ struct run_loop {
     int64_t first_step;           /* of this process */
     double mark;                  /* time at which the update began, less what is no training: where the one before was read */
     double step_ms[RUN_TIMED];    /* a ring of the last updates */
+    double host_us[RUN_TIMED];    /* of each, its last step's td_report.host_us, or that of the step before */
     double comm_ms[RUN_TIMED];    /* of each, in collectives, which nothing overlaps between CPUs; of GPUs nan */
     double exposed_ms;            /* of GPUs: of an update, while collectives or copies run and nothing is computed; nan: not measured */
     int64_t timed;
@@ -298,6 +300,7 @@ bool run_summary(run_loop *run, const char *command, bool writes);
 /* The file is there and of this step. */
 bool run_summary_stands(run_loop *run, int64_t step);
 double run_median_ms(const run_loop *run, int64_t *updates); /* of how many */
+double run_median_host_us(const run_loop *run);
 /* ms of an update in which there is communication and nothing is computed; nan: not known. */
 double run_exposed_ms(const run_loop *run);
 void run_put_evaluation(const run_evaluation *e, td_json_writer *w);

@@ -15,6 +15,7 @@ static void note_time(run_loop *run)
     run->mark = now;
     run_profile_pause(run, seconds);
     if (run->timed || run->steps == run->first_step + 1) run->trained_s += seconds, run->trained_steps++;
+    run->host_us[run->timed % RUN_TIMED] = td_last_report(run->td).host_us;
     run->step_ms[run->timed++ % RUN_TIMED] = 1000 * seconds;
     run->logged_s += seconds;
     run->logged_steps++;

@@ -29,6 +29,8 @@ double run_median_ms(const run_loop *run, int64_t *updates)
     return median(run->step_ms, *updates);
 }
 
+double run_median_host_us(const run_loop *run) { return median(run->host_us, timed(run)); }
+
 double run_exposed_ms(const run_loop *run)
 {
     if (run->ranks == 1) return 0;
@@ -81,8 +83,11 @@ static void put_cost(const run_loop *run, td_json_writer *w)
     double seconds = run->trained_steps ? run->trained_s / (double)run->trained_steps : ms / 1000;
     td_json_put_number(w, "items_per_s", seconds > 0 ? (double)run->batch / seconds : (double)NAN);
     td_json_put_number(w, "step_ms", run->timed ? ms : (double)NAN);
-    int64_t most;
+    if (run->first_ms > 0) td_json_put_number(w, "first_step_ms", run->first_ms);
+    int64_t most, used = td_device_used_bytes(run->td);
     td_device_bytes(run->td, &most);
+    if (used) td_json_put_number(w, "host_us", run_median_host_us(run));
+    if (used) td_json_put_integer(w, "device_used_bytes", used);
     td_json_put_integer(w, "peak_bytes", most ? most : atomic_load(&run->memory.peak));
     td_json_put_integer(w, "planned_peak_bytes", report.peak_bytes);
     td_json_put_integer(w, "planned_host_bytes", report.host_bytes);
