@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/hash.h"
 #include "parallel/gpus.h"
 #include "parallel/transport_nccl.h"
 
@@ -112,9 +113,18 @@ static bool carry_apart(par_attached *a)
     return par_transport_nccl(a->world, a->rank, a->td, &inner, &a->transport);
 }
 
+/* As NCCL tells GPUs apart: NCCL_HOSTID says of which host it is to take a rank for. Ranks of several such hosts it connects through
+ * sockets, and their GPUs may be one. 0: CUDA does not tell. */
+static uint64_t gpu_key(par_attached *a, const par_device *device)
+{
+    uint64_t key = device->key(td_queue(a->td));
+    const char *host = getenv("NCCL_HOSTID");
+    return key && host && *host ? td_mix(key, td_hash_text(host)) : key;
+}
+
 bool par_carry_by(par_attached *a, const td_mesh *mesh, const par_device *device)
 {
-    uint64_t keys[PAR_MAX_RANKS], own = device->key(td_queue(a->td));
+    uint64_t keys[PAR_MAX_RANKS], own = gpu_key(a, device);
     if (!own) td_fail(a->td, TD_ERROR_DEVICE, "rank %d: CUDA does not tell which GPU it has", a->rank);
     if (!own || !tell_keys(a->world, a->rank, &a->transport, mesh->axes, own, keys)) return false;
     par_gpu_use use = par_gpu_use_of(keys, a->world->ranks, a->rank);

@@ -20,6 +20,16 @@
 
 static inline void ranks_quiet(void *user, td_level level, const char *text) { (void)user, (void)level, (void)text; }
 
+/* NCCL takes this process, before it is loaded, for a host of its own and reaches others through sockets, so that ranks may share a GPU. */
+static inline void ranks_be_a_host(int rank)
+{
+    char name[32];
+    snprintf(name, sizeof name, "host-of-rank-%d", rank);
+    setenv("NCCL_HOSTID", name, 1);
+    setenv("NCCL_SOCKET_IFNAME", "lo", 0);
+    setenv("NCCL_NET", "Socket", 0);
+}
+
 /* ---- Numbers --------------------------------------------------------------------------------------------- */
 
 static inline uint64_t ranks_bits(int rank, int64_t i)

@@ -1,6 +1,7 @@
 /* Ranks that share one GPU: with 2 and 4 processes on cuda:0 every strategy gives the curve of one rank there, to 1e-5 of what the loss falls by,
  * and sends what the CPU's ranks send, whose bytes test_strategies.c holds against formulas; steps are graphs. A rank that is killed or
- * stopped ends the others, which wait inside a graph.
+ * stopped ends the others, which wait inside a graph. Collectives go through the host's memory, then through NCCL, to which each rank is a
+ * host of its own.
  *
  * As test_gpu_ranks_on_host the same runs where there is no GPU, the host being one (tests/on_host): small networks alone, and graphs in orders
  * in which they were not captured, so that a wait too few, or memory given away too early, shows in the curve.
@@ -11,17 +12,19 @@
  * Timeout: 600 s
  */
 #define SHELL_FOLDER "test_gpu_ranks_files"
+#include <dlfcn.h>
 #include <signal.h>
 #include <time.h>
 
 #include "tests/curves.h"
+#include "tests/ranks.h"
 #include "tests/shell.h"
 
 #ifndef ON_HOST
 #define ON_HOST 0                             /* 1: it is the host that is the GPU, some thousand times slower (tests/on_host) */
 #endif
 #define DEVICE "cuda:0"
-static const char JOB[] = "GPU_RANKS_JOB";     /* what ranks do: "curves", "kill", "stop" */
+static const char JOB[] = "GPU_RANKS_JOB";     /* what ranks do: "curves", "kill", "stop"; "nccl curves" ... */
 
 static bool has_gpu(void)
 {
@@ -77,7 +80,7 @@ static bool is_right(const job *got, char *text, size_t room)
     return near && sent;
 }
 
-static bool train_all(par_world *world, int rank)
+static bool train_all(par_world *world, int rank, const char *transport)
 {
     char text[600];
     bool ok = true;
@@ -88,6 +91,7 @@ static bool train_all(par_world *world, int rank)
         if (!ok && rank > 0) continue;
         if (!ok) snprintf(text, sizeof text, "%s %s: %s", j.gpt ? "gpt" : "mlp", j.strategy, done.error);
         else if (rank == 0) ok = is_right(&done, text, sizeof text);
+        if (ok && strcmp(world->on_device, transport) != 0) ok = snprintf(text, sizeof text, "collectives went through %s", world->on_device) < 0;
         if (rank == 0) fprintf(stderr, "%s\n", text);
         if (!ok) par_fail_world(world, rank, text);
     }
@@ -123,7 +127,9 @@ static int rank_main(void)
     const char *what = getenv(JOB);
     par_world *world = par_world_join(&rank);
     if (!world || !what) return 97;
-    bool ok = !strcmp(what, "curves") ? train_all(world, rank) : go_wrong(world, rank, !strcmp(what, "kill") ? SIGKILL : SIGSTOP);
+    bool nccl = !strncmp(what, "nccl ", 5);
+    if (nccl) ranks_be_a_host(rank), what += 5;
+    bool ok = !strcmp(what, "curves") ? train_all(world, rank, nccl ? "nccl" : "staged") : go_wrong(world, rank, !strcmp(what, "kill") ? SIGKILL : SIGSTOP);
     par_world_close(world);
     return ok ? 0 : 3;
 }
@@ -137,24 +143,34 @@ static int launch(const char *what, int ranks, double timeout_s, char *message, 
     return par_launch(ranks, argv, &(par_world_options){ .timeout_s = timeout_s }, message, room);
 }
 
-static void check_curves(int ranks)
+static void check_curves(const char *what, int ranks)
 {
     char message[2048];
-    int status = launch("curves", ranks, 100, message, sizeof message);
+    int status = launch(what, ranks, 100, message, sizeof message);
     ck_assert_msg(status == 0, "%d ranks: status %d: %s", ranks, status, message);
 }
 
 START_TEST(test_two_ranks_on_one_gpu_give_one_ranks_curves)
 {
     if (!has_gpu()) SKIP("no CUDA device");
-    check_curves(2);
+    check_curves("curves", 2);
 }
 END_TEST
 
 START_TEST(test_four_ranks_on_one_gpu_give_one_ranks_curves)
 {
     if (!has_gpu()) SKIP("no CUDA device");
-    check_curves(4);
+    check_curves("curves", 4);
+}
+END_TEST
+
+/* Each launch of a graph waits for the others' turns on the GPU. */
+START_TEST(test_ranks_give_one_ranks_curves_through_nccl)
+{
+    if (ON_HOST || !has_gpu()) SKIP("no CUDA device");
+    if (!dlopen("libnccl.so.2", RTLD_NOW)) SKIP("no libnccl.so.2");
+    check_curves("nccl curves", 2);
+    check_curves("nccl curves", 4);
 }
 END_TEST
 
@@ -176,6 +192,9 @@ START_TEST(test_a_rank_that_goes_wrong_ends_the_others_in_their_graphs)
     if (!has_gpu()) SKIP("no CUDA device");
     check_fault("kill", "rank 1 was killed by signal 9 (Killed)");
     check_fault("stop", "rank 1 did not arrive at ");
+    if (ON_HOST || !dlopen("libnccl.so.2", RTLD_NOW)) return;
+    check_fault("nccl kill", "rank 1 was killed by signal 9 (Killed)");
+    check_fault("nccl stop", "rank 1 ");
 }
 END_TEST
 
@@ -199,6 +218,7 @@ int main(void)
     const TTest *const tests[] = {
         test_two_ranks_on_one_gpu_give_one_ranks_curves,
         test_four_ranks_on_one_gpu_give_one_ranks_curves,
+        test_ranks_give_one_ranks_curves_through_nccl,
         test_a_rank_that_goes_wrong_ends_the_others_in_their_graphs,
         test_ranks_share_a_gpu_by_its_name,
     };
