@@ -306,11 +306,11 @@ static void run_beside(const td_kernel *k, const td_onednn_product *p)
 static void run_empty(const td_kernel *k, const td_onednn_product *p)
 {
     const td_arg *from = added(k, p), *to = plain_result(k, p);
-    size_t bytes = (size_t)td_arg_bytes(to);
+    int64_t bytes = td_arg_bytes(to);
     if (!bytes) return;
-    cudaError_t status = from ? cudaMemcpyAsync(to->data, from->data, bytes, cudaMemcpyDeviceToDevice, td_stream(k))
-                              : cudaMemsetAsync(to->data, 0, bytes, td_stream(k));
-    if (td_cuda_ok(k->run->td, status, "clearing a product over nothing") && p->has_bias) td_product_add_bias(k, to, p->batch * p->m, p->n);
+    bool done = from ? td_copy_bytes_cuda(k->run->td, to->data, from->data, bytes, td_stream(k))
+                     : td_clear_bytes_cuda(k->run->td, to->data, bytes, td_stream(k));
+    if (done && p->has_bias) td_product_add_bias(k, to, p->batch * p->m, p->n);
 }
 
 static td_matmul_call call_of(const td_kernel *k, const td_onednn_product *p, const td_matmul *m, const td_arg *result)

@@ -30,6 +30,9 @@ bool td_cuda_ok(td_context *td, cudaError_t status, const char *what);
 /* After a launch: its error, if it has one, becomes the context's, in the operation's name. */
 void td_cuda_launched(const td_kernel *k);
 
+/* Kernels that copy bytes within the device's memory, not onto themselves in part, and set them to 0 (core/ops/bytes.cu). */
+bool td_copy_bytes_cuda(td_context *td, void *to, const void *from, int64_t bytes, cudaStream_t queue);
+bool td_clear_bytes_cuda(td_context *td, void *to, int64_t bytes, cudaStream_t queue);
 /* Draws it, on the queue (core/ops/initial.cu). */
 bool td_initial_cuda(td_context *td, const td_initial *of, cudaStream_t queue);
 

@@ -88,12 +88,13 @@ static void erase(void *user, void *memory, size_t bytes)
     td_cuda_ok(td, cudaMemsetAsync(memory, 0xFF, bytes, td->cuda->stream), "erasing dead memory");
 }
 
-void td_copy_cuda(const td_kernel *k)
+void td_copy_cuda(const td_kernel *k) { td_copy_bytes_cuda(k->run->td, k->out[0].data, k->in[0].data, td_arg_bytes(&k->in[0]), td_stream(k)); }
+
+void td_transfer_cuda(const td_kernel *k)
 {
-    if (k->out[0].data == k->in[0].data || !td_arg_bytes(&k->in[0])) return;
-    td_cuda_ok(k->run->td,
-               cudaMemcpyAsync(k->out[0].data, k->in[0].data, (size_t)td_arg_bytes(&k->in[0]), cudaMemcpyDefault, td_stream(k)),
-               "copying a value");
+    if (!td_arg_bytes(&k->in[0])) return;
+    td_cuda_ok(k->run->td, cudaMemcpyAsync(k->out[0].data, k->in[0].data, (size_t)td_arg_bytes(&k->in[0]), cudaMemcpyDefault, td_stream(k)),
+               "copying between the device and its host");
 }
 
 /* ---- Calls */

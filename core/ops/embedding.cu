@@ -102,7 +102,7 @@ extern "C" void td_embedding_gradient_rows(const td_kernel *k, td_rows held)
 {
     cudaStream_t stream = td_stream(k);
     int64_t bytes = td_arg_bytes(&k->out[0]);
-    if (!bytes || !td_cuda_ok(k->run->td, cudaMemsetAsync(k->out[0].data, 0, (size_t)bytes, stream), "clearing a gradient")) return;
+    if (!bytes || !td_clear_bytes_cuda(k->run->td, k->out[0].data, bytes, stream)) return;
     if (!td_arg_elements(&k->in[0])) return;
     room r = room_of(k, k->workspace);
     uint32_t table_rows = (uint32_t)k->out[0].shape.dim[0];

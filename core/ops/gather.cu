@@ -38,7 +38,7 @@ extern "C" void td_gather_cuda(const td_kernel *k)
 extern "C" void td_scatter_add_cuda(const td_kernel *k)
 {
     int64_t rows = rows_of(&k->in[0]), columns = td_arg_last(&k->out[0]), chosen = td_arg_last(&k->in[1]), bytes = td_arg_bytes(&k->out[0]);
-    if (!bytes || !td_cuda_ok(k->run->td, cudaMemsetAsync(k->out[0].data, 0, (size_t)bytes, td_stream(k)), "clearing a sum")) return;
+    if (!bytes || !td_clear_bytes_cuda(k->run->td, k->out[0].data, bytes, td_stream(k))) return;
     if (!chosen) return;
     TD_CUDA_FLOATS(k->in[1].dtype, (scatter_add<T><<<td_blocks_for(rows, THREADS, 1), THREADS, 0, td_stream(k)>>>(
                                         (float *)k->out[0].data, (const T *)k->in[1].data, (const int32_t *)k->in[0].data, rows, columns, chosen)));

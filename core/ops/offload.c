@@ -28,6 +28,6 @@ static td_cost copy_cost(const td_kernel *k)
     return (td_cost){ .bytes = 2 * bytes, .copied = bytes };
 }
 
-TD_CUDA_KERNEL(td_copy_cuda);
-const td_op td_op_to_host = { .name = "to_host", .inputs = 1, .flags = TD_OP_COPY, .cpu = copy_cpu, .cuda = TD_CUDA(td_copy_cuda), .cost = copy_cost };
-const td_op td_op_to_device = { .name = "to_device", .inputs = 1, .flags = TD_OP_COPY, .cpu = copy_cpu, .cuda = TD_CUDA(td_copy_cuda), .cost = copy_cost };
+TD_CUDA_KERNEL(td_transfer_cuda);
+const td_op td_op_to_host = { .name = "to_host", .inputs = 1, .flags = TD_OP_COPY, .cpu = copy_cpu, .cuda = TD_CUDA(td_transfer_cuda), .cost = copy_cost };
+const td_op td_op_to_device = { .name = "to_device", .inputs = 1, .flags = TD_OP_COPY, .cpu = copy_cpu, .cuda = TD_CUDA(td_transfer_cuda), .cost = copy_cost };

@@ -42,7 +42,7 @@ extern "C" void td_slice_write_on_gpu(const td_kernel *k, td_slices s, void *roo
     int64_t value_bytes = s.rows * s.count * s.bytes, row_bytes = (in_place ? s.count : s.size) * s.bytes;
     if (in_place && !value_bytes) return;
     if (in_place && s.value < s.y + s.rows * s.size * s.bytes && s.y < s.value + value_bytes) { /* the value lies in x */
-        if (!td_cuda_ok(k->run->td, cudaMemcpyAsync(room, s.value, (size_t)value_bytes, cudaMemcpyDeviceToDevice, td_stream(k)), "copying a slice")) return;
+        if (!td_copy_bytes_cuda(k->run->td, room, s.value, value_bytes, td_stream(k))) return;
         s.value = (const char *)room;
     }
     int unit = unit_of(&s);

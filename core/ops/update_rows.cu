@@ -157,9 +157,7 @@ static bool copy_values(const td_kernel *k)
 {
     for (int o = 0; o < k->outputs; o++) {
         const td_arg *from = &k->in[o];
-        if (from->data == k->out[o].data || td_arg_bytes(from) == 0) continue;
-        cudaError_t status = cudaMemcpyAsync(k->out[o].data, from->data, (size_t)td_arg_bytes(from), cudaMemcpyDeviceToDevice, td_stream(k));
-        if (!td_cuda_ok(k->run->td, status, "copying a unit before its update")) return false;
+        if (!td_copy_bytes_cuda(k->run->td, k->out[o].data, from->data, td_arg_bytes(from), td_stream(k))) return false;
     }
     return true;
 }
