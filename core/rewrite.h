@@ -242,6 +242,23 @@ typedef struct td_device_kernel {
     void (*release)(void *prepared);
 } td_device_kernel;
 
+/* A descriptor names the functions of a .cu file where it is compiled with TANDEM_CUDA defined, as the library's are in a build with CUDA;
+ * elsewhere it names none, and the .cu is not needed:
+ *
+ *     TD_CUDA_KERNEL(swish_cuda);                      in the .c; in the .cu  extern "C" void swish_cuda(const td_kernel *k)
+ *     static const td_op swish_op = { ..., .cuda = TD_CUDA(swish_cuda) };
+ *
+ * TD_CUDA(run[, prepare[, release]]) is a td_device_kernel, TD_CUDA_ONLY(f) one function, as td_update_rule has them. */
+#ifdef TANDEM_CUDA
+#define TD_CUDA_ONLY(function) (function)
+#else
+#define TD_CUDA_ONLY(function) NULL
+#endif
+#define TD_CUDA(...) TD_CUDA_THREE(__VA_ARGS__, NULL, NULL, NULL)
+#define TD_CUDA_THREE(run, prepare, release, ...) { TD_CUDA_ONLY(run), TD_CUDA_ONLY(prepare), TD_CUDA_ONLY(release) }
+#define TD_CUDA_KERNEL(run) void run(const td_kernel *k)
+#define TD_CUDA_PREPARE(prepare) bool prepare(td_context *td, const td_kernel *k, td_preparation *out)
+
 typedef struct td_case_input {
     enum { TD_CASE_NONE, TD_CASE_NORMAL, TD_CASE_POSITIVE, TD_CASE_LABELS } kind; /* labels: i32 in [0, scale) */
     int rank;

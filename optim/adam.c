@@ -54,7 +54,7 @@ static const td_update_rule adam_rule = {
     .moment_name = { "exp_avg", "exp_avg_sq" },
     .hyper_name = { "decay", "beta1", "beta2", "eps" },
     .cpu = adam_cpu,
-    .cuda = OPT_CUDA(opt_adam_cuda),
+    .cuda = TD_CUDA_ONLY(opt_adam_cuda),
     .flops = 17,
 };
 
@@ -64,7 +64,7 @@ static const td_update_rule adamw_rule = {
     .moment_name = { "exp_avg", "exp_avg_sq" },
     .hyper_name = { "decay", "beta1", "beta2", "eps" },
     .cpu = adamw_cpu,
-    .cuda = OPT_CUDA(opt_adamw_cuda),
+    .cuda = TD_CUDA_ONLY(opt_adamw_cuda),
     .flops = 17,
 };
 

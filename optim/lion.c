@@ -33,7 +33,7 @@ static const td_update_rule lion_rule = {
     .moment_name = { "exp_avg" },
     .hyper_name = { "decay", "beta1", "beta2" },
     .cpu = lion_cpu,
-    .cuda = OPT_CUDA(opt_lion_cuda),
+    .cuda = TD_CUDA_ONLY(opt_lion_cuda),
     .flops = 11,
 };
 

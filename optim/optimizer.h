@@ -19,16 +19,9 @@ typedef struct opt_making {
     opt_scaler *scaler;
 } opt_making;
 
-/* Rules on a GPU: the kernels of the .cu beside the rule's .c, which a build without CUDA has not. */
-#ifdef TANDEM_CUDA
+/* Declare a rule's td_update_rule.cuda and .cuda_rows, which are in the .cu beside its .c. */
 #define OPT_CUDA_RULE(update) void update(const td_update_range *ranges, int count, const td_update_scalars *scalars)
 #define OPT_CUDA_ROWS(update) void update(const td_update_range *range, const int32_t *ids, const td_update_scalars *scalars)
-#define OPT_CUDA(update) update
-#else
-#define OPT_CUDA_RULE(update) struct td_update_rule
-#define OPT_CUDA_ROWS(update) struct td_update_rule
-#define OPT_CUDA(update) NULL
-#endif
 
 opt_optimizer *opt_make(td_module under, const opt_making *m);
 /* The parameters under the module that train, in order of creation, into `states` (NULL: nowhere); how many. */

@@ -51,8 +51,8 @@ static const td_update_rule sgd_rule = {
     .name = "sgd",
     .hyper_name = { "decay" },
     .cpu = sgd_cpu,
-    .cuda = OPT_CUDA(opt_sgd_cuda),
-    .cuda_rows = OPT_CUDA(opt_sgd_cuda_rows),
+    .cuda = TD_CUDA_ONLY(opt_sgd_cuda),
+    .cuda_rows = TD_CUDA_ONLY(opt_sgd_cuda_rows),
     .flops = 5,
     .sparse = true,
 };
@@ -63,7 +63,7 @@ static const td_update_rule momentum_rule = {
     .moment_name = { "momentum_buffer" },
     .hyper_name = { "decay", "momentum", "dampening", "nesterov" },
     .cpu = momentum_cpu,
-    .cuda = OPT_CUDA(opt_momentum_cuda),
+    .cuda = TD_CUDA_ONLY(opt_momentum_cuda),
     .flops = 11,
 };
 

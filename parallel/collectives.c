@@ -61,20 +61,13 @@ static void copy_whole(const td_kernel *k, const par_copier *by, const td_arg *t
         by->copy(k, &(par_copy){ .to = to->data, .from = from->data, .rows = 1, .bytes = bytes_of(from) });
 }
 
-/* Kernels on a GPU: those of collectives.cu, which a build without CUDA has not. */
-#ifdef TANDEM_CUDA
-#define CUDA_KERNEL(run) void run(const td_kernel *k)
-#define CUDA(...) { __VA_ARGS__ }
-#else
-#define CUDA_KERNEL(run) struct td_device_kernel
-#define CUDA(...) { NULL, NULL, NULL }
-#endif
-CUDA_KERNEL(par_all_reduce_cuda);
-CUDA_KERNEL(par_reduce_scatter_cuda);
-CUDA_KERNEL(par_all_gather_cuda);
-CUDA_KERNEL(par_own_part_cuda);
-CUDA_KERNEL(par_count_once_cuda);
-CUDA_KERNEL(par_own_members_cuda);
+/* Kernels on a GPU: those of collectives.cu. */
+TD_CUDA_KERNEL(par_all_reduce_cuda);
+TD_CUDA_KERNEL(par_reduce_scatter_cuda);
+TD_CUDA_KERNEL(par_all_gather_cuda);
+TD_CUDA_KERNEL(par_own_part_cuda);
+TD_CUDA_KERNEL(par_count_once_cuda);
+TD_CUDA_KERNEL(par_own_members_cuda);
 
 /* ---- Parts along a dimension other than the first */
 
@@ -140,7 +133,7 @@ static td_cost all_reduce_cost(const td_kernel *k)
 
 const td_op par_op_all_reduce = {
     .name = "all_reduce", .inputs = 1, .flags = TD_OP_COLLECTIVE | TD_OP_INPLACE, .attr_bytes = sizeof(par_collective_attr),
-    .prepare = prepare_call, .cpu = all_reduce_cpu, .cuda = CUDA(par_all_reduce_cuda, prepare_call), .cost = all_reduce_cost,
+    .prepare = prepare_call, .cpu = all_reduce_cpu, .cuda = TD_CUDA(par_all_reduce_cuda, prepare_call), .cost = all_reduce_cost,
     .print = print_axis,
 };
 
@@ -168,7 +161,7 @@ static td_cost reduce_scatter_cost(const td_kernel *k)
 
 const td_op par_op_reduce_scatter = {
     .name = "reduce_scatter", .inputs = 1, .flags = TD_OP_COLLECTIVE, .attr_bytes = sizeof(par_collective_attr),
-    .prepare = prepare_call, .cpu = reduce_scatter_cpu, .cuda = CUDA(par_reduce_scatter_cuda, prepare_call), .cost = reduce_scatter_cost,
+    .prepare = prepare_call, .cpu = reduce_scatter_cpu, .cuda = TD_CUDA(par_reduce_scatter_cuda, prepare_call), .cost = reduce_scatter_cost,
     .print = print_axis,
 };
 
@@ -194,7 +187,7 @@ static td_cost all_gather_cost(const td_kernel *k)
 
 const td_op par_op_all_gather = {
     .name = "all_gather", .inputs = 1, .flags = TD_OP_COLLECTIVE, .attr_bytes = sizeof(par_collective_attr),
-    .prepare = prepare_call, .cpu = all_gather_cpu, .cuda = CUDA(par_all_gather_cuda, prepare_call), .cost = all_gather_cost,
+    .prepare = prepare_call, .cpu = all_gather_cpu, .cuda = TD_CUDA(par_all_gather_cuda, prepare_call), .cost = all_gather_cost,
     .print = print_axis,
 };
 
@@ -210,7 +203,7 @@ static void own_part_cpu(const td_kernel *k) { par_run_own_part(k, &host); }
 
 const td_op par_op_own_part = {
     .name = "own_part", .inputs = 1, .attr_bytes = sizeof(par_collective_attr), .cpu = own_part_cpu,
-    .cuda = CUDA(par_own_part_cuda), .print = print_axis,
+    .cuda = TD_CUDA(par_own_part_cuda), .print = print_axis,
 };
 
 /* ---- count_once */
@@ -226,7 +219,7 @@ static void count_once_cpu(const td_kernel *k) { par_run_count_once(k, &host); }
 
 const td_op par_op_count_once = {
     .name = "count_once", .inputs = 1, .flags = TD_OP_INPLACE, .attr_bytes = sizeof(par_collective_attr),
-    .cpu = count_once_cpu, .cuda = CUDA(par_count_once_cuda), .print = print_axis,
+    .cpu = count_once_cpu, .cuda = TD_CUDA(par_count_once_cuda), .print = print_axis,
 };
 
 /* ---- own_members */
@@ -264,6 +257,6 @@ static void own_members_cpu(const td_kernel *k) { par_run_own_members(k, &host);
 static td_cost own_members_cost(const td_kernel *k) { return (td_cost){ .bytes = 2 * bytes_of(&k->out[0]) }; }
 
 const td_op par_op_own_members = {
-    .name = "own_members", .inputs = -1, .cpu = own_members_cpu, .cuda = CUDA(par_own_members_cuda),
+    .name = "own_members", .inputs = -1, .cpu = own_members_cpu, .cuda = TD_CUDA(par_own_members_cuda),
     .cost = own_members_cost,
 };

@@ -97,19 +97,6 @@ void td_rule_broadcast(const td_program *p, const td_node *n, td_place_rule *rul
 /* Dimensions of inputs and outputs are aligned at the first one, label i + 1; the last of input 0 is blocked. */
 void td_rule_rows(const td_program *p, const td_node *n, td_place_rule *rule);
 
-/* ---- Kernels for GPUs: an operation's .c declares those of its .cu with TD_CUDA_KERNEL and names them in its descriptor as
- * .cuda = TD_CUDA(run, prepare, release), the last two where it has them. A build without CUDA has none. */
-#ifdef TANDEM_CUDA
-#define TD_CUDA_KERNEL(run) void run(const td_kernel *k)
-#define TD_CUDA_PREPARE(prepare) bool prepare(td_context *td, const td_kernel *k, td_preparation *out)
-#define TD_CUDA(...) TD_CUDA_THREE(__VA_ARGS__, NULL, NULL, NULL)
-#define TD_CUDA_THREE(first, second, third, ...) { .run = (first), .prepare = (second), .release = (third) }
-#else
-#define TD_CUDA_KERNEL(run) struct td_device_kernel
-#define TD_CUDA_PREPARE(prepare) struct td_device_kernel
-#define TD_CUDA(...) { NULL, NULL, NULL }
-#endif
-
 /* Ends an array of cases. */
 #define TD_CASES_END { .in = { { .kind = TD_CASE_NONE } } }
 
