@@ -106,11 +106,11 @@ static bool carry_shared(par_attached *a, const par_device *device, const par_gp
     return true;
 }
 
-static bool carry_apart(par_attached *a)
+static bool carry_apart(par_attached *a, const par_device *device)
 {
     td_transport inner = a->transport;
     a->world->on_device = "nccl";
-    return par_transport_nccl(a->world, a->rank, a->td, &inner, &a->transport);
+    return par_transport_nccl(a->world, a->rank, a->td, &inner, device, &a->transport);
 }
 
 /* As NCCL tells GPUs apart: NCCL_HOSTID says of which host it is to take a rank for. Ranks of several such hosts it connects through
@@ -128,7 +128,7 @@ bool par_carry_by(par_attached *a, const td_mesh *mesh, const par_device *device
     if (!own) td_fail(a->td, TD_ERROR_DEVICE, "rank %d: CUDA does not tell which GPU it has", a->rank);
     if (!own || !tell_keys(a->world, a->rank, &a->transport, mesh->axes, own, keys)) return false;
     par_gpu_use use = par_gpu_use_of(keys, a->world->ranks, a->rank);
-    if (!use.shared) return carry_apart(a);
+    if (!use.shared) return carry_apart(a, device);
     return a->options.share_gpu ? carry_shared(a, device, &use) : refuse_sharing(a, keys);
 }
 

@@ -180,7 +180,7 @@ static bool connect_all(par_nccl *n, td_context *td)
 static void free_nccl(par_nccl *n)
 {
     for (int i = 0; i < PAR_NCCL_MARKS; i++)
-        if (n->mark[i].mark) n->options.queue->free_mark(n->mark[i].mark);
+        if (n->mark[i].mark) n->options.device->free_mark(n->mark[i].mark);
     while (n->groups) {
         par_nccl_group *next = n->groups->next;
         free(n->groups);
@@ -196,10 +196,10 @@ static par_nccl *new_nccl(par_local *me, const par_nccl_options *options)
     par_nccl *n = calloc(1, sizeof *n);
     bool whole = n != NULL;
     if (!n) return NULL;
-    *n = (par_nccl){ .me = me, .options = *options, .device = options->queue->device(td_queue(me->td)) };
+    *n = (par_nccl){ .me = me, .options = *options, .device = options->device->number(td_queue(me->td)) };
     pthread_mutex_init(&n->lock, NULL);
     pthread_mutex_init(&n->marks_lock, NULL);
-    for (int i = 0; i < PAR_NCCL_MARKS && whole; i++) whole = (n->mark[i].mark = options->queue->make_mark()) != NULL;
+    for (int i = 0; i < PAR_NCCL_MARKS && whole; i++) whole = (n->mark[i].mark = options->device->make_mark()) != NULL;
     if (whole) return n;
     free_nccl(n);
     return NULL;
@@ -208,14 +208,14 @@ static par_nccl *new_nccl(par_local *me, const par_nccl_options *options)
 bool par_nccl_open(par_world *world, int rank, td_context *td, const td_transport *inner, const par_nccl_options *options, td_transport *out)
 {
     par_local *me = par_local_at(world, rank);
-    options->queue->use(options->queue->device(td_queue(td)));
+    options->device->use(options->device->number(td_queue(td)));
     if (!me->nccl) me->nccl = new_nccl(me, options);
     par_nccl *n = me->nccl;
     if (!n) {
         td_fail(td, TD_ERROR_MEMORY, "rank %d: memory or CUDA's events for what connects its GPU with others' cannot be had", rank);
         return false;
     }
-    if (n->device != options->queue->device(td_queue(td))) {
+    if (n->device != options->device->number(td_queue(td))) {
         td_fail(td, TD_ERROR_USAGE, "rank %d is on another GPU than before in the same world: open a world for each", rank);
         return false;
     }
@@ -250,13 +250,7 @@ void par_nccl_close(par_world *world)
     }
 }
 
-bool par_transport_nccl(par_world *world, int rank, td_context *td, const td_transport *inner, td_transport *out)
+bool par_transport_nccl(par_world *world, int rank, td_context *td, const td_transport *inner, const par_device *device, td_transport *out)
 {
-#ifdef TANDEM_CUDA
-    return par_nccl_open(world, rank, td, inner, &(par_nccl_options){ .library = "libnccl.so.2", .queue = &par_cuda_queue }, out);
-#else
-    (void)world, (void)inner, (void)out;
-    td_fail(td, TD_ERROR_UNSUPPORTED, "rank %d cannot have a GPU: this build has no CUDA", rank);
-    return false;
-#endif
+    return par_nccl_open(world, rank, td, inner, &(par_nccl_options){ .library = "libnccl.so.2", .device = device }, out);
 }

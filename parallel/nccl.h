@@ -4,7 +4,6 @@
  *     nccl.c            communicators: made, called and given back
  *     nccl_watch.c      the thread that sees failures, and gives communicators up
  *     nccl_library.c    NCCL, loaded
- *     device_queue.c    the few functions of CUDA
  *
  * Two threads call NCCL: the rank's own, which makes communicators and puts collectives on the queue, and the watcher, which looks for
  * errors and alone gives communicators up or back. Communicators do not block: a call that is in progress is asked after until it is not,
@@ -16,23 +15,13 @@
 
 #include <pthread.h>
 
+#include "parallel/device.h"
 #include "parallel/group.h"
 #include "parallel/nccl_library.h"
 
-/* What is needed of CUDA: of a queue, a cudaStream_t, and of marks on it, events. May be called by any thread. */
-typedef struct par_queue {
-    int (*device)(void *queue);                         /* the number of its GPU; -1: not known */
-    void (*use)(int device);                            /* this thread's GPU from now on */
-    bool (*copy)(void *queue, void *to, const void *from, int64_t bytes);
-    void *(*make_mark)(void);                           /* NULL: none can be had */
-    bool (*put_mark)(void *mark, void *queue);          /* it has been passed when all before it is done */
-    bool (*has_passed)(void *mark);                     /* true too where the GPU has failed, which its user hears of */
-    void (*free_mark)(void *mark);
-} par_queue;
-
 typedef struct par_nccl_options {
     const char *library;                                /* its file */
-    const par_queue *queue;
+    const par_device *device;                           /* use, copy, number and marks are called */
     bool alone;                                         /* tests: ranks that are alone on an axis have a communicator, too */
 } par_nccl_options;
 
@@ -77,7 +66,7 @@ typedef struct par_nccl {
 
 /* ---- nccl.c ---------------------------------------------------------------------------------------------- */
 
-/* par_transport_nccl with another library or other functions of CUDA. */
+/* par_transport_nccl with another library. */
 bool par_nccl_open(par_world *world, int rank, td_context *td, const td_transport *inner, const par_nccl_options *options, td_transport *out);
 /* Gives the communicators of this process's ranks back, within the world's deadline; of a stopped world they have been given up. Contexts
  * are closed: a graph keeps the communicators that it uses. */
@@ -109,9 +98,5 @@ void par_nccl_mark_run(par_nccl *n);
 /* ---- transport_nccl.c ------------------------------------------------------------------------------------ */
 
 void par_nccl_fill(par_nccl *n, td_transport *out);
-
-/* ---- device_queue.c: in builds with CUDA ------------------------------------------------------------------ */
-
-extern const par_queue par_cuda_queue;
 
 #endif

@@ -44,7 +44,7 @@ void par_nccl_mark_run(par_nccl *n)
     m->step = atomic_load(&area->step);
     m->posted = atomic_load(&area->posted.value);
     n->handed_run = atomic_load(&area->run);
-    if (!n->options.queue->put_mark(m->mark, td_queue(n->me->td))) n->passed = n->marked; /* the GPU has failed, and is heard of */
+    if (!n->options.device->put_mark(m->mark, td_queue(n->me->td))) n->passed = n->marked; /* the GPU has failed, and is heard of */
     pthread_mutex_unlock(&n->marks_lock);
 }
 
@@ -53,7 +53,7 @@ static void look_at_runs(par_nccl *n, progress *p)
 {
     const par_area *area = own_area(n);
     pthread_mutex_lock(&n->marks_lock);
-    while (n->passed < n->marked && n->options.queue->has_passed(n->mark[n->passed % PAR_NCCL_MARKS].mark)) n->passed++;
+    while (n->passed < n->marked && n->options.device->has_passed(n->mark[n->passed % PAR_NCCL_MARKS].mark)) n->passed++;
     p->on_device = n->passed < n->marked;
     p->on_host = atomic_load(&area->run) != n->handed_run;
     p->at = (par_nccl_mark){ .step = atomic_load(&area->step), .posted = atomic_load(&area->posted.value) };
@@ -186,7 +186,7 @@ static void *watch(void *argument)
     par_nccl *n = argument;
     par_world *world = n->me->world;
     progress p = { .patience.before = par_seconds() };
-    n->options.queue->use(n->device);
+    n->options.device->use(n->device);
     while (!atomic_load(&n->closing) && !par_broken(world)) {
         if (world->mpi) par_mpi_look(world);
         bool in_call = !look_at_communicators(n);

@@ -11,21 +11,8 @@
 #ifndef TANDEM_PARALLEL_STAGED_H
 #define TANDEM_PARALLEL_STAGED_H
 
+#include "parallel/device.h"
 #include "parallel/world.h"
-
-/* What is needed of a device. Work goes to `queue` in the order of calls and false says that it was not taken. */
-typedef struct par_device {
-    uint64_t (*key)(void *queue);                       /* of the device, that no other has; 0: not known */
-    int (*number)(void *queue);                         /* of the device in this process; -1: not known */
-    void *(*get)(int64_t bytes);                        /* of the host's memory, page-locked; NULL: there is none */
-    void (*put)(void *memory);
-    bool (*to_host)(void *queue, void *to, const void *from, int64_t bytes);
-    bool (*to_device)(void *queue, void *to, const void *from, int64_t bytes);
-    bool (*call)(void *queue, void (*function)(void *user), void *user); /* by a thread of its driver's */
-    bool (*wait)(void *queue);                          /* until all before it is done */
-} par_device;
-extern const par_device par_cuda_device;                /* device_staged.c, in builds with CUDA */
-int par_cuda_count(void);                               /* GPUs that this process sees; 0 without a driver */
 
 /* Fills `out` for the rank's collectives on `device`, through `inner`, a CPU transport of the same world that has been made for td's mesh
  * (copied). Kept with the world; making it again for another context, when that before has closed, goes on with its memory. */

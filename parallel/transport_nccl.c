@@ -58,7 +58,7 @@ static bool end(const call *c, int result)
 static bool copy(const call *c, const void *in, void *out)
 {
     int64_t bytes = c->g.meeting.count * td_dtype_size((td_dtype)c->g.meeting.dtype);
-    if (bytes && in != out && !c->n->options.queue->copy(c->queue, out, in, bytes)) {
+    if (bytes && in != out && !c->n->options.device->copy(c->queue, out, in, bytes)) {
         td_fail(c->n->me->td, TD_ERROR_DEVICE, "%s: the GPU did not take a copy", par_collective_name((par_collective)c->g.meeting.kind));
         return false;
     }

@@ -98,7 +98,7 @@ static char *ensure_room(par_staged *s, int64_t in_bytes, int64_t out_bytes)
     staged_expect(s, in_bytes, out_bytes + 1); /* something, also of a call without elements */
     if (s->rooms && s->rooms->bytes >= aligned(in_bytes) + aligned(out_bytes)) return s->rooms->memory;
     room *r = malloc(sizeof *r);
-    if (r) *r = (room){ .next = s->rooms, .bytes = s->expected, .memory = s->device->get(s->expected) };
+    if (r) *r = (room){ .next = s->rooms, .bytes = s->expected, .memory = s->device->get_host(s->expected) };
     if (r && r->memory) {
         s->rooms = r;
         return r->memory;
@@ -299,7 +299,7 @@ static void close_staged(par_staged *s)
 {
     while (s->rooms) {
         room *next = s->rooms->next;
-        s->device->put(s->rooms->memory);
+        s->device->put_host(s->rooms->memory);
         free(s->rooms);
         s->rooms = next;
     }

@@ -106,7 +106,7 @@ static uint64_t stream_key(void *queue) { return ((stream *)queue)->key; }
 static int stream_number(void *queue) { return (int)((stream *)queue)->key - 1; }
 
 static const par_device stream_device = {
-    .key = stream_key, .number = stream_number, .get = stream_get, .put = free, .to_host = stream_copy, .to_device = stream_copy,
+    .key = stream_key, .number = stream_number, .get_host = stream_get, .put_host = free, .to_host = stream_copy, .to_device = stream_copy,
     .call = stream_call, .wait = stream_wait,
 };
 

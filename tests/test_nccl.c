@@ -66,8 +66,8 @@ static int open_rank(one *o, const td_mesh *mesh, bool alone)
     o->td = td_open(&(td_options){ .device = device, .threads = 1, .log = ranks_quiet });
     if (td_error(o->td) != TD_OK || !par_transport_local(o->world, o->rank, o->td, mesh, &o->inner)) return failed(o, "opening");
     bool open = alone ? par_nccl_open(o->world, o->rank, o->td, &o->inner,
-                                      &(par_nccl_options){ .library = "libnccl.so.2", .queue = &par_cuda_queue, .alone = true }, &o->t)
-                      : par_transport_nccl(o->world, o->rank, o->td, &o->inner, &o->t);
+                                      &(par_nccl_options){ .library = "libnccl.so.2", .device = &par_cuda_device, .alone = true }, &o->t)
+                      : par_transport_nccl(o->world, o->rank, o->td, &o->inner, &par_cuda_device, &o->t);
     o->queue = td_queue(o->td);
     o->host_in = malloc(bytes);
     o->host_out = malloc(bytes);

@@ -21,8 +21,8 @@ static void sleep_s(double seconds) { nanosleep(&(struct timespec){ .tv_nsec = (
 
 static _Atomic int stuck, copies, marks_put;
 
-static int device_of(void *queue) { return queue ? GPU : -1; }
-static void use(int device) { (void)device; }
+static int number_of(void *queue) { return queue ? GPU : -1; }
+static void use(int number) { (void)number; }
 static void *make_mark(void) { return malloc(1); }
 
 static bool copy(void *queue, void *to, const void *from, int64_t bytes)
@@ -39,9 +39,9 @@ static bool put_mark(void *mark, void *queue)
 }
 
 static bool has_passed(void *mark) { return mark && !stuck; }
-static const par_queue host_queue = { .device = device_of, .use = use, .copy = copy, .make_mark = make_mark, .put_mark = put_mark,
-                                      .has_passed = has_passed, .free_mark = free };
-static const par_nccl_options options = { .library = FAKE_NCCL, .queue = &host_queue };
+static const par_device host_gpu = { .number = number_of, .use = use, .copy = copy, .make_mark = make_mark, .put_mark = put_mark,
+                                     .has_passed = has_passed, .free_mark = free };
+static const par_nccl_options options = { .library = FAKE_NCCL, .device = &host_gpu };
 
 /* ---- A rank, with a CPU transport between whose ranks nothing is sent */
 
@@ -185,7 +185,7 @@ static void post_all(const one *o)
 static void assert_no_library(const char *file, const char *text)
 {
     one o = { .world = par_world_threads(2, &patient), .rank = 0 };
-    ck_assert(!open_transport(&o, line(0, 2), &(par_nccl_options){ .library = file, .queue = &host_queue }));
+    ck_assert(!open_transport(&o, line(0, 2), &(par_nccl_options){ .library = file, .device = &host_gpu }));
     ck_assert_int_eq(td_error(o.td), TD_ERROR_UNSUPPORTED);
     ck_assert_str_has(td_error_text(o.td), text);
     ck_assert_str_has(td_error_text(o.td), "install NCCL 2.23 or newer");
@@ -255,7 +255,7 @@ END_TEST
 
 START_TEST(test_a_rank_alone_in_its_world_needs_no_nccl)
 {
-    one o = open_rank(line(0, 1), &patient, &(par_nccl_options){ .library = "libno-nccl.so.2", .queue = &host_queue });
+    one o = open_rank(line(0, 1), &patient, &(par_nccl_options){ .library = "libno-nccl.so.2", .device = &host_gpu });
     float x[3] = { 1, 2, 3 }, y[3];
     ck_assert(o.t.all_reduce(o.t.self, 0, x, 3, TD_F32));
     ck_assert(o.t.broadcast(o.t.self, 0, 0, x, 12));

@@ -14,8 +14,8 @@ static bool line_copy(void *queue, void *to, const void *from, int64_t bytes) { 
 static bool line_call(void *queue, void (*function)(void *user), void *user) { return stream_call(queue, function, user) && stream_wait(queue); }
 
 static const par_device in_line = {
-    .key = stream_key, .number = stream_number, .get = stream_get, .put = free, .to_host = line_copy, .to_device = line_copy, .call = line_call,
-    .wait = stream_wait,
+    .key = stream_key, .number = stream_number, .get_host = stream_get, .put_host = free, .to_host = line_copy, .to_device = line_copy,
+    .call = line_call, .wait = stream_wait,
 };
 
 /* The stream is closed behind the context, whose it is. */

@@ -1,8 +1,8 @@
-/* What transport `staged`, and the choice of a transport, need of CUDA (staged.h). */
+/* What device.h asks for, of CUDA. */
 #include <cuda_runtime.h>
 
 #include "core/hash.h"
-#include "parallel/staged.h"
+#include "parallel/device.h"
 
 /* Behind a call that failed the next one is asked about afresh. */
 static bool ok(cudaError_t status)
@@ -26,13 +26,15 @@ static uint64_t key_of(void *queue)
     return device >= 0 && ok(cudaGetDeviceProperties(&properties, device)) ? td_hash_bytes(0, &properties.uuid, sizeof properties.uuid) : 0;
 }
 
-static void *get(int64_t bytes)
+static void use(int number) { cudaSetDevice(number); }
+
+static void *get_host(int64_t bytes)
 {
     void *memory = NULL;
     return ok(cudaHostAlloc(&memory, (size_t)bytes, cudaHostAllocDefault)) ? memory : NULL;
 }
 
-static void put(void *memory) { cudaFreeHost(memory); }
+static void put_host(void *memory) { cudaFreeHost(memory); }
 
 static bool to_host(void *queue, void *to, const void *from, int64_t bytes)
 {
@@ -44,11 +46,33 @@ static bool to_device(void *queue, void *to, const void *from, int64_t bytes)
     return ok(cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyHostToDevice, queue));
 }
 
+static bool copy(void *queue, void *to, const void *from, int64_t bytes)
+{
+    return ok(cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDeviceToDevice, queue));
+}
+
 static bool call(void *queue, void (*function)(void *user), void *user) { return ok(cudaLaunchHostFunc(queue, function, user)); }
 static bool wait(void *queue) { return ok(cudaStreamSynchronize(queue)); }
 
+static void *make_mark(void)
+{
+    cudaEvent_t event;
+    return ok(cudaEventCreateWithFlags(&event, cudaEventDisableTiming)) ? event : NULL;
+}
+
+static bool put_mark(void *mark, void *queue) { return ok(cudaEventRecord(mark, queue)); }
+
+static bool has_passed(void *mark)
+{
+    cudaError_t status = cudaEventQuery(mark);
+    return ok(status) || status != cudaErrorNotReady;
+}
+
+static void free_mark(void *mark) { cudaEventDestroy(mark); }
+
 const par_device par_cuda_device = {
-    .key = key_of, .number = number_of, .get = get, .put = put, .to_host = to_host, .to_device = to_device, .call = call, .wait = wait,
+    .key = key_of, .number = number_of, .use = use, .get_host = get_host, .put_host = put_host, .to_host = to_host, .to_device = to_device,
+    .copy = copy, .call = call, .wait = wait, .make_mark = make_mark, .put_mark = put_mark, .has_passed = has_passed, .free_mark = free_mark,
 };
 
 int par_cuda_count(void)
