@@ -1,7 +1,7 @@
 /* What the files of core/ share: the context and the stages' entry points. Nothing outside core/ includes this.
  *
  * The files follow the program: context, module, state -> record -> precision, differentiate, simplify, fuse ->
- * plan -> run; step.c ties them together and keeps the plan cache.
+ * plan -> run; plans.c ties them together and keeps what was planned, step.c runs it.
  */
 #ifndef TANDEM_INTERNAL_H
 #define TANDEM_INTERNAL_H
@@ -434,5 +434,12 @@ bool td_landed_read(td_tensor t, void *value, td_dtype *dtype);
 const td_plan_output *td_kept_output(td_tensor t);        /* of the last step; NULL: t is no such handle */
 void td_compute_now(td_tensor t);                         /* eager: a value of the recording, checked for NaN */
 void td_step_close(td_context *td);
+
+/* ---- Plans (plans.c) */
+/* For what is recorded: made, or one that was (*is_new). NULL: an error. */
+td_planned *td_plan_for(td_context *td, td_purpose purpose, bool *is_new);
+/* td_last_report tells of this plan; ms: that making it took, below 0: of one that was made before. */
+void td_plan_report(td_context *td, const td_planned *plan, double ms);
+void td_plans_close(td_context *td);
 
 #endif
