@@ -266,7 +266,9 @@ typedef struct td_scope {
 td_scope td_scope_of(td_context *td, const td_node *n, uint32_t phase);
 void td_scope_restore(td_context *td, td_scope scope);
 
-/* ---- State (state.c) */
+/* ---- State (state.c, state_memory.c) */
+/* That each of a unit's members is stored as, one for each row of its value. */
+static inline int64_t td_unit_blocks(const td_unit *u) { return u->cut.ways ? u->cut.ways : 1; }
 bool td_layout(td_context *td);                           /* gives every state a unit */
 bool td_unit_allocate(td_context *td, uint32_t unit);     /* memory and initial values; nothing when it has them */
 uint32_t td_accumulator_of(td_context *td, uint32_t unit); /* makes the unit of pending gradients; TD_NONE: failed */
