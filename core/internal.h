@@ -310,7 +310,7 @@ char *td_live_nodes(const td_program *p);
 #define TD_MANY (TD_NONE - 1)
 void td_only_readers(const td_program *p, const char *live, uint32_t *reader);
 
-/* ---- Plan (plan.c) and run (execute.c) */
+/* ---- Plan (plan.c, blocks.c, arena.c) and run (execute.c) */
 
 typedef struct td_task {
     void (*run)(const td_kernel *k);
