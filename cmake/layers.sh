@@ -3,7 +3,7 @@
 #
 # A folder includes its own headers and the public ones of the folders before it:
 #     core < nn, optim, data (not each other) < parallel < run < models < examples, bench
-# core/json.h, core/file.h, core/hash.h and core/thread.h are not installed but serve data, parallel, run, models and bench.
+# core/json.h, core/file.h, core/hash.h, core/thread.h and core/utf8.h are not installed but serve data, parallel, run, models and bench.
 # Models reach parallel/ only through run/. core's second header, rewrite.h, is open to core, nn, optim, parallel, examples and bench.
 # nn and models say nothing of ranks or collectives; "nccl" and "mpi" are words of parallel/ alone; CUDA's headers
 # belong to *.cu and the device files.
@@ -39,7 +39,7 @@ FNR == 1 {
         if (index(may[folder], " " header " ") == 0) violation(folder "/ may not include <" name ">")
     } else if (name ~ "(^|/)[.][.]/") {
         violation("an include names its folder, not \"..\": " name)
-    } else if (name ~ "^core/(json|file|hash|thread)[.]h$" && folder ~ "^(data|parallel|run|models|bench)$" && !public) {
+    } else if (name ~ "^core/(json|file|hash|thread|utf8)[.]h$" && folder ~ "^(data|parallel|run|models|bench)$" && !public) {
         next
     } else if (name ~ folders && name !~ "^" folder "/") {
         violation(folder "/ may not include \"" name "\", which is private to its folder")

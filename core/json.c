@@ -1,10 +1,11 @@
-/* JSON, read with yajl into a tree, and written (json.h has the promises).
+/* JSON, read with yajl into a tree (json.h has the promises).
  *
  * The tree's memory is a list of chunks that grows through the context's allocator, so closing a document frees a
  * few blocks. yajl itself uses the C library's: it does not check what an allocator returns.
- * Numbers are read and written with a point whatever the program's locale says.
+ * Numbers are read with a point whatever the program's locale says.
  */
 #include "core/json.h"
+#include "core/utf8.h"
 
 #include <errno.h>
 #include <locale.h>
@@ -23,34 +24,13 @@ enum {
     JSON_NUMBER_CHARS = 63,
 };
 
-/* ---- UTF-8 ---------------------------------------------------------------------------------------------- */
-
-/* The bytes of the character that starts at s, or 0 if none does: overlong forms and surrogates are none. */
-static size_t utf8_length(const unsigned char *s, size_t left)
-{
-    unsigned char lead = s[0];
-    if (lead < 0x80) return 1;
-    size_t length = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
-    if (lead < 0xC2 || lead > 0xF4 || length > left) return 0;
-    for (size_t i = 1; i < length; i++) if ((s[i] & 0xC0) != 0x80) return 0;
-    if ((lead == 0xE0 && s[1] < 0xA0) || (lead == 0xF0 && s[1] < 0x90)) return 0;
-    if ((lead == 0xED && s[1] > 0x9F) || (lead == 0xF4 && s[1] > 0x8F)) return 0;
-    return length;
-}
-
+/* Where it is not, *bad is the byte. */
 static bool utf8_valid(const char *text, size_t bytes, size_t *bad)
 {
-    const unsigned char *s = (const unsigned char *)text;
-    for (size_t i = 0; i < bytes;) {
-        size_t length = utf8_length(s + i, bytes - i);
-        *bad = i;
-        if (length == 0) return false;
-        i += length;
-    }
-    return true;
+    bool valid = true;
+    for (size_t i = 0; i < bytes && valid; i += (size_t)td_utf8_step((const uint8_t *)text + i, (int64_t)(bytes - i), &valid)) *bad = i;
+    return valid;
 }
-
-/* ---- Reading -------------------------------------------------------------------------------------------- */
 
 typedef struct json_chunk {
     struct json_chunk *before;
@@ -368,156 +348,4 @@ double td_json_get_number(const td_json *object, const char *name, double otherw
 {
     const td_json *member = td_json_get(object, name);
     return member && member->kind == TD_JSON_NUMBER ? member->number : otherwise;
-}
-
-/* ---- Writing -------------------------------------------------------------------------------------------- */
-
-static void json_put(td_json_writer *w, const char *text, size_t bytes)
-{
-    if (w->failed) return;
-    if (w->room - w->bytes < bytes + 1) {
-        size_t room = 2 * w->room + bytes + 256;
-        char *grown = td_alloc(w->td, room, "json");
-        w->failed = grown == NULL;
-        if (w->failed) return;
-        if (w->text) memcpy(grown, w->text, w->bytes);
-        td_free(w->td, w->text, w->room, "json");
-        w->text = grown;
-        w->room = room;
-    }
-    memcpy(w->text + w->bytes, text, bytes);
-    w->bytes += bytes;
-    w->text[w->bytes] = 0;
-}
-
-static void json_put_quoted(td_json_writer *w, const char *text)
-{
-    const unsigned char *s = (const unsigned char *)text;
-    size_t left = strlen(text);
-    json_put(w, "\"", 1);
-    while (left > 0) {
-        size_t length = utf8_length(s, left);
-        char escape[8];
-        if (length == 0) json_put(w, "\xEF\xBF\xBD", 3);
-        else if (*s == '"' || *s == '\\') json_put(w, (char[]){ '\\', (char)*s }, 2);
-        else if (*s == '\n') json_put(w, "\\n", 2);
-        else if (*s == '\t') json_put(w, "\\t", 2);
-        else if (*s < 0x20 || *s == 0x7F) json_put(w, escape, (size_t)snprintf(escape, sizeof escape, "\\u%04x", *s));
-        else json_put(w, (const char *)s, length);
-        length = length == 0 ? 1 : length;
-        s += length;
-        left -= length;
-    }
-    json_put(w, "\"", 1);
-}
-
-/* What stands before every value: a comma, the member's name. */
-static void json_put_before(td_json_writer *w, const char *name)
-{
-    if (w->follows) json_put(w, ",", 1);
-    if (name) json_put_quoted(w, name);
-    if (name) json_put(w, ":", 1);
-    w->follows = true;
-}
-
-static void json_put_bare(td_json_writer *w, const char *name, const char *text)
-{
-    json_put_before(w, name);
-    json_put(w, text, strlen(text));
-}
-
-td_json_writer td_json_begin(td_context *td)
-{
-    return (td_json_writer){ .td = td };
-}
-
-void td_json_open_object(td_json_writer *w, const char *name)
-{
-    json_put_bare(w, name, "{");
-    w->follows = false;
-}
-
-void td_json_close_object(td_json_writer *w)
-{
-    json_put(w, "}", 1);
-    w->follows = true;
-}
-
-void td_json_open_array(td_json_writer *w, const char *name)
-{
-    json_put_bare(w, name, "[");
-    w->follows = false;
-}
-
-void td_json_close_array(td_json_writer *w)
-{
-    json_put(w, "]", 1);
-    w->follows = true;
-}
-
-void td_json_put_string(td_json_writer *w, const char *name, const char *value)
-{
-    if (!value) {
-        td_json_put_null(w, name);
-        return;
-    }
-    json_put_before(w, name);
-    json_put_quoted(w, value);
-}
-
-void td_json_put_number(td_json_writer *w, const char *name, double value)
-{
-    if (!isfinite(value)) {
-        td_json_put_null(w, name);
-        return;
-    }
-    char text[64], *out = text;
-    for (int digits = 15; digits <= 17; digits++) {
-        snprintf(text, sizeof text, "%.*g", digits, value);
-        if (strtod(text, NULL) == value) break;
-    }
-    bool in_point = false;                               /* a locale's decimal point may be several bytes */
-    for (const char *c = text; *c; c++) {
-        bool plain = strchr("0123456789+-e", *c) != NULL;
-        if (plain) *out++ = *c;
-        else if (!in_point) *out++ = '.';
-        in_point = !plain;
-    }
-    *out = 0;
-    json_put_bare(w, name, text);
-}
-
-void td_json_put_integer(td_json_writer *w, const char *name, int64_t value)
-{
-    char text[32];
-    snprintf(text, sizeof text, "%lld", (long long)value);
-    json_put_bare(w, name, text);
-}
-
-void td_json_put_unsigned(td_json_writer *w, const char *name, uint64_t value)
-{
-    char text[32];
-    snprintf(text, sizeof text, "%llu", (unsigned long long)value);
-    json_put_bare(w, name, text);
-}
-
-void td_json_put_boolean(td_json_writer *w, const char *name, bool value)
-{
-    json_put_bare(w, name, value ? "true" : "false");
-}
-
-void td_json_put_null(td_json_writer *w, const char *name)
-{
-    json_put_bare(w, name, "null");
-}
-
-const char *td_json_text(const td_json_writer *w)
-{
-    return w->failed ? NULL : w->text;
-}
-
-void td_json_end(td_json_writer *w)
-{
-    td_free(w->td, w->text, w->room, "json");
-    *w = (td_json_writer){ .td = w->td };
 }

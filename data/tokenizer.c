@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/utf8.h"
 #include "data/tokenizer.h"
 
 /* FNV-1a, which a prime multiplies and a mix ends. */
@@ -76,7 +77,7 @@ static void look(seen *in, const uint8_t *s, int64_t bytes)
     for (int64_t i = 0; i < bytes;) {
         bool valid;
         uint32_t point = REPLACEMENT;
-        int step = data_utf8_step(s + i, bytes - i, &valid);
+        int step = td_utf8_step(s + i, bytes - i, &valid);
         if (valid) data_utf8_get(s + i, &point);
         i += step;
         if (in->point[point]) continue;

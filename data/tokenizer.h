@@ -9,9 +9,6 @@
 
 enum { CODE_POINTS = 0x110000, REPLACEMENT = 0xFFFD };
 
-/* The bytes of the character at s, left > 0 bytes before the end. Where none is: valid is false, and the bytes are
- * those that one U+FFFD stands for, the longest start of a character (Unicode 14, section 3.9, "maximal subpart"). */
-int data_utf8_step(const uint8_t *s, int64_t left, bool *valid);
 int64_t data_utf8_valid_prefix(const uint8_t *s, int64_t bytes); /* bytes up to the first that is no UTF-8 */
 /* The text with U+FFFD for what is no UTF-8; returns its bytes, and writes them where `to` is not NULL. */
 int64_t data_utf8_replace(const uint8_t *s, int64_t bytes, uint8_t *to);

@@ -1,25 +1,8 @@
 /* UTF-8: what is valid, what is replaced. */
 #include <string.h>
 
+#include "core/utf8.h"
 #include "data/tokenizer.h"
-
-int data_utf8_step(const uint8_t *s, int64_t left, bool *valid)
-{
-    uint8_t lead = s[0];
-    *valid = lead < 0x80;
-    if (lead < 0xC2 || lead > 0xF4) return 1;
-    int length = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
-    /* Of the second byte: overlong forms, surrogates and numbers past U+10FFFF are none. */
-    uint8_t low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
-    uint8_t high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
-    for (int i = 1; i < length; i++) {
-        if (i >= left || s[i] < low || s[i] > high) return i;
-        low = 0x80;
-        high = 0xBF;
-    }
-    *valid = true;
-    return length;
-}
 
 int64_t data_utf8_valid_prefix(const uint8_t *s, int64_t bytes)
 {
@@ -34,7 +17,7 @@ int64_t data_utf8_valid_prefix(const uint8_t *s, int64_t bytes)
             }
         }
         bool valid;
-        int step = data_utf8_step(s + i, bytes - i, &valid);
+        int step = td_utf8_step(s + i, bytes - i, &valid);
         if (!valid) return i;
         i += step;
     }
@@ -48,7 +31,7 @@ int64_t data_utf8_replace(const uint8_t *s, int64_t bytes, uint8_t *to)
     int64_t written = 0;
     for (int64_t i = 0; i < bytes;) {
         bool valid;
-        int step = data_utf8_step(s + i, bytes - i, &valid);
+        int step = td_utf8_step(s + i, bytes - i, &valid);
         int put = valid ? step : mark_bytes;
         if (to) memcpy(to + written, valid ? s + i : mark, (size_t)put);
         written += put;
