@@ -3,6 +3,8 @@
  *
  * The program is its own subject: with LATE="late" or "now" in the environment it trains as its flags say, with a device whose values come
  * late or without.
+ *
+ * Labels: threads
  * Timeout: 300 s
  */
 #define SMALL_FOLDER "late"
@@ -173,8 +175,10 @@ static float counted[SAMPLES];
 /* Rows count unequally, most of them not at all. */
 static data_set *weighted_set(td_context *td)
 {
-    data_set_close(small_set(td)); /* fills features and labels */
-    for (int i = 0; i < SAMPLES; i++) counted[i] = i % 5 == 2 ? 0.5F + (float)(i % 4) : 0;
+    static bool filled;
+    fill_small();
+    for (int i = 0; i < SAMPLES && !filled; i++) counted[i] = i % 5 == 2 ? 0.5F + (float)(i % 4) : 0;
+    filled = true;
     data_array arrays[] = {
         { .name = "x", .dtype = TD_F32, .shape = TD_SHAPE(SAMPLES, FEATURES), .data = features },
         { .name = "label", .dtype = TD_I32, .shape = TD_SHAPE(SAMPLES), .data = labels },
