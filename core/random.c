@@ -31,14 +31,6 @@ td_random td_random_of(uint64_t seed, uint64_t key, uint64_t counter)
     return (td_random){ .key = mixed(mixed(seed) ^ key), .counter = counter };
 }
 
-uint64_t td_random_hash(const char *text, uint64_t number)
-{
-    uint64_t hash = 0xCBF29CE484222325u; /* FNV-1a */
-    for (const unsigned char *c = (const unsigned char *)text; *c; c++)
-        hash = (hash ^ *c) * 0x100000001B3u;
-    return mixed(hash ^ mixed(number));
-}
-
 void td_random_bits(td_random r, uint64_t index, int64_t count, uint32_t *out)
 {
     if (td_cpu_has_avx512())

@@ -18,12 +18,9 @@ typedef struct td_random {
     uint64_t counter; /* its high half */
 } td_random;
 
-/* The draws of one purpose: `key` names it (td_random_hash of a parameter's name, of a module path), `counter` counts
+/* The draws of one purpose: `key` names it (the hash of a parameter's name, of a module path), `counter` counts
  * its repetitions (the optimizer update). */
 td_random td_random_of(uint64_t seed, uint64_t key, uint64_t counter);
-
-/* A key from a name and a number; equal texts and numbers give equal keys. */
-uint64_t td_random_hash(const char *text, uint64_t number);
 
 /* Elements [index, index + count) of the draw. */
 void td_random_bits(td_random r, uint64_t index, int64_t count, uint32_t *out);
