@@ -67,6 +67,13 @@ static inline CHECK_UNUSED bool is_label(const case_data *d, int i)
     return d->what[i]->kind == TD_CASE_LABELS;
 }
 
+/* Whether input i is in 16 bits where the case is: labels are not, nor what norms of 16-bit rows have beside the rows. */
+static inline CHECK_UNUSED bool stays_wide(const td_op *op, const case_data *d, int i)
+{
+    bool norm = op == &td_op_layer_norm || op == &td_op_rms_norm || op == &td_op_norm_gradient;
+    return is_label(d, i) || (norm && i > 0);
+}
+
 static inline CHECK_UNUSED void record_inputs(td_context *td, case_data *d, td_tensor in[INPUTS])
 {
     for (int i = 0; i < d->inputs; i++) {

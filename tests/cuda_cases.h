@@ -5,7 +5,7 @@
 
 #include "core/ops/attention.h"
 #include "core/ops/norm.h"
-#include "tests/cases.h"
+#include "tests/empty.h"
 
 static inline CHECK_UNUSED td_context *open_gpu(td_dtype dtype, bool poison)
 {
@@ -26,13 +26,6 @@ typedef struct outcome {
 } outcome;
 
 static bool has_gradient(const td_op *op, const td_case *c) { return op->gradient && !c->no_gradient_check; }
-
-/* Norms of 16-bit rows have weights in f32. */
-static bool stays_wide(const td_op *op, const case_data *d, int i)
-{
-    bool norm = op == &td_op_layer_norm || op == &td_op_rms_norm || op == &td_op_norm_gradient;
-    return is_label(d, i) || (norm && i > 0);
-}
 
 enum { NOISE = 1 << 24, TRIALS = 12 };
 

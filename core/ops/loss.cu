@@ -78,9 +78,8 @@ template <typename T> static void cross_entropy_gradient(const td_kernel *k)
     const td_arg *d = &k->in[2];
     T *y = (T *)k->out[0].data;
     float *loss = k->outputs > 1 ? (float *)k->out[1].data : NULL;
-    int64_t classes = td_arg_last(&k->in[0]), elements = td_arg_elements(&k->in[0]);
-    if (elements == 0) return;
-    int64_t rows = elements / classes;
+    int64_t classes = td_arg_last(&k->in[0]), rows = td_arg_elements(d);
+    if (rows == 0) return;
     TD_ROW_THREADS(classes, gradient_kernel<threads><<<td_row_blocks(rows, threads), TD_ROW_BLOCK(threads), 0, td_stream(k)>>>(
                                 x, labels, d->data, d->dtype, y, loss, rows, classes))
     td_cuda_launched(k);
