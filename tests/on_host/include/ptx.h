@@ -30,6 +30,14 @@ static inline unsigned on_host_bf16(float x)
     return x != x ? 0x7FFF : (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
 }
 
+/* A float of 16 bits and a pair of them, with what widens one, rounds to one, and rounds to a pair. */
+#define ON_HOST_16_BITS(bits_, one, pair, widen, round, round_both)                    \
+    struct one { unsigned short bits; };                                               \
+    struct pair { one x, y; } __align__(4);                                            \
+    static inline float widen(one x) { return on_host_from_##bits_(x.bits); }          \
+    static inline one round(float x) { return { (unsigned short)on_host_##bits_(x) }; } \
+    static inline pair round_both(float x, float y) { return { round(x), round(y) }; }
+
 static inline void ptx_cvt_f32_f16(float &x, unsigned short bits) { x = on_host_from_f16(bits); }
 static inline void ptx_cvt_rn_bf16x2_f32(unsigned &both, float high, float low) { both = on_host_bf16(low) | on_host_bf16(high) << 16; }
 static inline void ptx_cvt_rn_f16x2_f32(unsigned &both, float high, float low) { both = on_host_f16(low) | on_host_f16(high) << 16; }
