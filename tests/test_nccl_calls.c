@@ -467,44 +467,38 @@ END_TEST
 
 /* ---- Failures --------------------------------------------------------------------------------------------- */
 
+#define TELLS_MORE "; NCCL_DEBUG=INFO in the environment makes NCCL tell more"
+
 START_TEST(test_ranks_that_do_not_connect_are_given_up_in_time)
 {
     begin_fake();
     fake->in_progress = -1;
     one o = { .world = par_world_threads(4, &hasty), .rank = 2 };
     ck_assert(!open_transport(&o, grid(2, 2, 2), &options));
-    ck_assert_str_eq(td_error_text(o.td), "rank 2 connecting the 2 ranks along replicate: NCCL is not done within 0.3 s; NCCL_DEBUG=INFO in the "
-                                          "environment makes NCCL tell more");
+    ck_assert_str_eq(td_error_text(o.td), "rank 2 connecting the 2 ranks along replicate: NCCL is not done within 0.3 s" TELLS_MORE);
     await_given_up();
     ck_assert_str_has(nccl_log(), "group\nabort c0\ngroup end\n");
     close_rank(&o);
 }
 END_TEST
 
-START_TEST(test_a_call_that_stays_in_progress_is_given_up_in_time)
+START_TEST(test_a_call_that_fails_or_stays_in_progress_ends_in_time)
 {
-    one o = open_rank(grid(2, 2, 2), &hasty, &options);
-    float x = 1;
-    begin_run(&o, 0);
-    fake->in_progress = -1;
-    ck_assert(!o.t.all_reduce(o.t.self, 0, &x, 1, TD_F32));
-    assert_stopped(&o, "rank 2 in all_reduce (call 1 of step 7): NCCL is not done within 0.3 s; NCCL_DEBUG=INFO in the environment makes NCCL "
-                       "tell more");
-    ck_assert_str_has(nccl_log(), "abort c2\nabort c1\nabort c0\n");
-    close_rank(&o);
-}
-END_TEST
-
-START_TEST(test_what_nccl_refuses_is_told_with_its_words)
-{
-    one o = open_rank(line(1, 4), &hasty, &options);
-    float x = 1;
-    begin_run(&o, 0);
-    fake->fails = 3;
-    ck_assert(!o.t.all_reduce(o.t.self, 0, &x, 1, TD_F32));
-    assert_stopped(&o, "rank 1 in all_reduce (call 1 of step 7): NCCL: internal error (a wire); NCCL_DEBUG=INFO in the environment makes NCCL tell "
-                       "more");
-    close_rank(&o);
+    static const struct { int in_progress, fails; const char *text; } cases[] = {
+        { -1, 0, "rank 2 in all_reduce (call 1 of step 7): NCCL is not done within 0.3 s" TELLS_MORE },
+        { 0, 3, "rank 2 in all_reduce (call 1 of step 7): NCCL: internal error (a wire)" TELLS_MORE },
+    };
+    for (int i = 0; i < 2; i++) {
+        one o = open_rank(grid(2, 2, 2), &hasty, &options);
+        float x = 1;
+        begin_run(&o, 0);
+        fake->in_progress = cases[i].in_progress;
+        fake->fails = cases[i].fails;
+        ck_assert(!o.t.all_reduce(o.t.self, 0, &x, 1, TD_F32));
+        assert_stopped(&o, cases[i].text);
+        ck_assert_str_has(nccl_log(), "abort c2\nabort c1\nabort c0\n");
+        close_rank(&o);
+    }
 }
 END_TEST
 
@@ -514,7 +508,7 @@ START_TEST(test_an_error_behind_a_call_stops_the_world)
     begin_run(&o, 0);
     end_run(&o);
     fake->async_error = 6;
-    assert_stopped(&o, "rank 2 in step 7: NCCL: remote process exited (a wire); NCCL_DEBUG=INFO in the environment makes NCCL tell more");
+    assert_stopped(&o, "rank 2 in step 7: NCCL: remote process exited (a wire)" TELLS_MORE);
     ck_assert_str_has(nccl_log(), "group\nabort c2\nabort c1\nabort c0\ngroup end\n");
     close_rank(&o);
 }
@@ -552,17 +546,21 @@ static void *fail_soon(void *argument)
     return NULL;
 }
 
-START_TEST(test_a_call_in_progress_ends_when_another_rank_fails)
+/* Giving up is what ends a call that hangs: it comes although the call has not returned. */
+START_TEST(test_a_call_ends_when_another_rank_fails)
 {
-    one o = open_rank(line(1, 4), &patient, &options);
-    pthread_t thread;
-    float x = 1;
-    fake->in_progress = -1;
-    ck_assert_int_eq(pthread_create(&thread, NULL, fail_soon, o.world), 0);
-    ck_assert(!o.t.all_reduce(o.t.self, 0, &x, 1, TD_F32));
-    pthread_join(thread, NULL);
-    assert_stopped(&o, "rank 3: /x/y: no such file");
-    close_rank(&o);
+    for (int hangs = 0; hangs < 2; hangs++) {
+        one o = open_rank(line(1, 4), &patient, &options);
+        pthread_t thread;
+        float x = 1;
+        fake->in_progress = hangs ? 0 : -1;
+        fake->hangs = hangs;
+        ck_assert_int_eq(pthread_create(&thread, NULL, fail_soon, o.world), 0);
+        ck_assert(!o.t.all_reduce(o.t.self, 0, &x, 1, TD_F32));
+        pthread_join(thread, NULL);
+        assert_stopped(&o, "rank 3: /x/y: no such file");
+        close_rank(&o);
+    }
 }
 END_TEST
 
@@ -572,37 +570,34 @@ START_TEST(test_a_call_that_does_not_return_is_ended_in_time)
     float x = 1;
     fake->hangs = 1;
     ck_assert(!o.t.all_reduce(o.t.self, 0, &x, 1, TD_F32));
-    assert_stopped(&o, "rank 1 has not come through its first step within 0.3 s, though all ranks have begun it; NCCL_DEBUG=INFO in the "
-                       "environment makes NCCL tell more, and a longer timeout allows for longer steps");
-    close_rank(&o);
-}
-END_TEST
-
-/* Giving up is what ends it: it comes although the call has not returned. */
-START_TEST(test_a_call_that_hangs_in_nccl_is_ended)
-{
-    one o = open_rank(line(1, 4), &patient, &options);
-    pthread_t thread;
-    float x = 1;
-    fake->hangs = 1;
-    ck_assert_int_eq(pthread_create(&thread, NULL, fail_soon, o.world), 0);
-    ck_assert(!o.t.all_reduce(o.t.self, 0, &x, 1, TD_F32));
-    pthread_join(thread, NULL);
-    assert_stopped(&o, "rank 3: /x/y: no such file");
+    assert_stopped(&o, "rank 1 has not come through its first step within 0.3 s, though all ranks have begun it" TELLS_MORE
+                       ", and a longer timeout allows for longer steps");
     close_rank(&o);
 }
 END_TEST
 
 /* ---- A GPU that does not get on ---------------------------------------------------------------------------- */
 
-START_TEST(test_a_rank_that_has_not_come_to_the_run_is_named)
+static void does_nothing(const one *o) { (void)o; }
+static void rank_0_ends(const one *o) { par_end(o->world, 0); }
+
+START_TEST(test_a_gpu_that_is_stuck_is_told_by_what_other_ranks_did)
 {
-    one o = open_rank(line(1, 2), &hasty, &options);
-    stuck = 1;
-    begin_run(&o, 0);
-    end_run(&o);
-    assert_stopped(&o, "rank 0 did not arrive at step 7 within 0.3 s");
-    close_rank(&o);
+    static const struct { void (*other)(const one *o); const char *text; } cases[] = {
+        { does_nothing, "rank 0 did not arrive at step 7 within 0.3 s" },
+        { rank_0_ends, "rank 0 ended before step 7" },
+        { post_all, "rank 1's GPU has not come through step 7 within 0.3 s, though all ranks have begun it" TELLS_MORE
+                    ", and a longer timeout allows for longer steps" },
+    };
+    for (int i = 0; i < 3; i++) {
+        one o = open_rank(line(1, 2), &hasty, &options);
+        stuck = 1;
+        begin_run(&o, 0);
+        cases[i].other(&o);
+        end_run(&o);
+        assert_stopped(&o, cases[i].text);
+        close_rank(&o);
+    }
 }
 END_TEST
 
@@ -623,31 +618,6 @@ START_TEST(test_of_many_runs_the_oldest_is_named)
 }
 END_TEST
 
-START_TEST(test_a_rank_that_has_ended_is_named)
-{
-    one o = open_rank(line(1, 2), &hasty, &options);
-    stuck = 1;
-    begin_run(&o, 0);
-    par_end(o.world, 0);
-    end_run(&o);
-    assert_stopped(&o, "rank 0 ended before step 7");
-    close_rank(&o);
-}
-END_TEST
-
-START_TEST(test_where_all_have_come_the_gpu_is_named)
-{
-    one o = open_rank(line(1, 2), &hasty, &options);
-    stuck = 1;
-    begin_run(&o, 0);
-    post_all(&o);
-    end_run(&o);
-    assert_stopped(&o, "rank 1's GPU has not come through step 7 within 0.3 s, though all ranks have begun it; NCCL_DEBUG=INFO in the environment "
-                       "makes NCCL tell more, and a longer timeout allows for longer steps");
-    close_rank(&o);
-}
-END_TEST
-
 /* In a run's first calls, say, of which a GPU takes so many and no more. */
 START_TEST(test_a_host_that_does_not_come_through_a_run_is_seen)
 {
@@ -655,8 +625,8 @@ START_TEST(test_a_host_that_does_not_come_through_a_run_is_seen)
     begin_run(&o, 0);
     post_all(&o);
     atomic_store(&o.area->waits_for, 0);
-    assert_stopped(&o, "rank 1 has not come through step 7 within 0.3 s, though all ranks have begun it; NCCL_DEBUG=INFO in the environment makes "
-                       "NCCL tell more, and a longer timeout allows for longer steps");
+    assert_stopped(&o, "rank 1 has not come through step 7 within 0.3 s, though all ranks have begun it" TELLS_MORE
+                       ", and a longer timeout allows for longer steps");
     close_rank(&o);
 }
 END_TEST
@@ -776,11 +746,10 @@ TESTS("nccl_calls", test_a_library_that_cannot_be_used_is_said, test_versions_ar
       test_collectives_go_to_nccl_on_the_queue_of_the_call, test_an_older_nccl_sends_parts_one_by_one,
       test_calls_are_counted_as_those_of_other_transports, test_calls_without_elements_are_counted_and_not_made,
       test_runs_that_call_nothing_are_counted_as_what_they_repeat, test_a_call_in_progress_is_asked_after_until_it_is_not,
-      test_ranks_that_do_not_connect_are_given_up_in_time, test_a_call_that_stays_in_progress_is_given_up_in_time,
-      test_what_nccl_refuses_is_told_with_its_words, test_an_error_behind_a_call_stops_the_world, test_who_knows_better_why_is_heard_first,
-      test_communicators_are_given_up_when_another_rank_fails, test_a_call_that_hangs_in_nccl_is_ended,
-      test_a_call_in_progress_ends_when_another_rank_fails, test_a_call_that_does_not_return_is_ended_in_time,
-      test_a_rank_that_has_not_come_to_the_run_is_named, test_of_many_runs_the_oldest_is_named,
-      test_a_rank_that_has_ended_is_named, test_where_all_have_come_the_gpu_is_named,
+      test_ranks_that_do_not_connect_are_given_up_in_time, test_a_call_that_fails_or_stays_in_progress_ends_in_time,
+      test_an_error_behind_a_call_stops_the_world, test_who_knows_better_why_is_heard_first,
+      test_communicators_are_given_up_when_another_rank_fails, test_a_call_ends_when_another_rank_fails,
+      test_a_call_that_does_not_return_is_ended_in_time,
+      test_a_gpu_that_is_stuck_is_told_by_what_other_ranks_did, test_of_many_runs_the_oldest_is_named,
       test_a_host_that_does_not_come_through_a_run_is_seen, test_a_gpu_that_gets_on_is_let_be, test_a_busy_rank_excuses_those_that_wait,
       test_a_transport_is_told_of_each_run_of_a_plan, test_what_was_given_up_is_not_read)
