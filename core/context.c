@@ -316,6 +316,16 @@ void td_disown(td_context *td, void *memory)
 const td_mesh *td_context_mesh(const td_context *td) { return &td->mesh; }
 void *td_queue(const td_context *td) { return td->run.queue; }
 
+/* Of what was free, less what the library's own code and handles will take. */
+void td_limit_memory(td_context *td, int ranks)
+{
+    int64_t least = 256 << 20, most = 1 << 30, part = td->free_bytes / ranks, margin = part / 32;
+    if (!part) return;
+    if (margin < least) margin = least;
+    if (margin > most) margin = most;
+    td->options.memory_bytes = part > margin ? part - margin : 1;
+}
+
 bool td_set_parallel(td_context *td, const td_parallel *parallel)
 {
     if (td->error != TD_OK) return false;
@@ -330,6 +340,7 @@ bool td_set_parallel(td_context *td, const td_parallel *parallel)
     td->parallel = *parallel;
     td->has_parallel = true;
     td->mesh = parallel->mesh;
+    if (parallel->on_gpu > 1) td_limit_memory(td, parallel->on_gpu);
     td->run.transport = parallel->transport;
     return true;
 }

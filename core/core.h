@@ -136,7 +136,8 @@ typedef struct td_options {
     uint64_t seed;             /* keys every initial value and random draw */
     int threads;               /* CPU threads of this context, fewer where OpenMP gives no more; 0: all cores */
     int64_t workspace_bytes;   /* cap on what a library call may use as scratch; 0: 256 MiB, on a GPU 1 GiB */
-    int64_t memory_bytes;      /* cap on planned state + step memory; 0: none, on a GPU what of its memory is free, less a margin */
+    int64_t memory_bytes;      /* cap on planned state + step memory; 0: none, on a GPU what of its memory is free, less a margin, in
+                                  equal parts for the ranks that share it */
     bool deterministic;        /* the same bits run after run */
     bool eager;                /* run each operation as recorded and check it for NaN; also TD_EAGER=1 */
     bool poison;               /* fill dead step memory with NaN; also TD_POISON=1 */

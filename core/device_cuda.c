@@ -208,17 +208,13 @@ static bool find_limits(td_context *td, td_gpu *to)
     return true;
 }
 
-/* What plans may have where the options do not say: what is free now, less what the library's own code and handles will take. */
 static bool find_memory(td_context *td)
 {
     size_t free, total;
-    int64_t least = 256 << 20, most = 1 << 30;
     if (td->options.memory_bytes) return true;
     if (!td_cuda_ok(td, cudaMemGetInfo(&free, &total), "asking the GPU for its memory")) return false;
-    int64_t margin = (int64_t)free / 32;
-    if (margin < least) margin = least;
-    if (margin > most) margin = most;
-    td->options.memory_bytes = (int64_t)free > margin ? (int64_t)free - margin : 1;
+    td->free_bytes = (int64_t)free;
+    td_limit_memory(td, 1);
     return true;
 }
 

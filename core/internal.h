@@ -127,6 +127,8 @@ typedef struct td_device_counts {
 } td_device_counts;
 const td_device *td_cuda_open(td_context *td);            /* the GPU that options.device names; NULL: cannot be had */
 const td_device *td_described_open(td_context *td);       /* options.gpu */
+/* What plans may have of the device's memory, where the options do not say, is that of one of so many ranks which share it. */
+void td_limit_memory(td_context *td, int ranks);
 
 /* TD_FOR_VALUE: for the recording's last output alone; stores and the other outputs are left out. */
 typedef enum td_purpose { TD_FOR_STEP, TD_FOR_VALUE } td_purpose;
@@ -136,6 +138,7 @@ struct td_context {
     td_allocator allocator;
     const td_device *device, *host;           /* what has each memory */
     td_gpu gpu;                               /* its device; where options.gpu is given it points here */
+    int64_t free_bytes;                       /* of its memory when it was opened; 0 on the CPU, and where the options say what plans may have */
     struct td_cuda *cuda;                     /* NULL on the CPU, and where there is only a description */
     td_device_counts device_counts;
     td_mode mode;

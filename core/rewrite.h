@@ -467,6 +467,7 @@ typedef struct td_parallel {
     td_strategy_places places;
     uint64_t options_hash;                    /* of everything that must be equal on all ranks */
     int unit_multiple;                        /* units' elements are a multiple of this many TD_UNIT_ALIGN */
+    int on_gpu;                               /* ranks on this one's GPU, which have equal parts of its memory; 0: it alone */
     bool (*choose_units)(void *self, td_context *td, const td_state *states, int count, td_unit_choice *out);
     bool cuts;                                /* it may cut parameters by a dimension */
     td_program *(*place)(void *self, const td_program *in);    /* NULL: failed */

@@ -99,6 +99,7 @@ static bool carry_shared(par_attached *a, const par_device *device, const par_gp
         return refuse(a, TD_ERROR_UNSUPPORTED, "ranks that are threads of one process cannot share a GPU: start each as a process (--ranks)");
     if (!par_transport_staged(a->world, a->rank, a->td, &inner, device, &a->transport)) return false;
     a->staged = par_local_at(a->world, a->rank);
+    a->on_gpu = use->with;
     a->world->on_device = "staged";
     if (a->rank == 0)
         td_message(a->td, TD_LOG_INFO, "%d ranks share cuda:%d: collectives go through the host's memory; for trying strategies, not for speed",

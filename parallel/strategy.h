@@ -34,6 +34,7 @@ typedef struct par_attached {
     par_options options;                      /* what 0 stands for filled in */
     td_transport transport;
     struct par_local *staged;                 /* this rank, whose collectives come behind their run (staged.h); NULL: they do not */
+    int on_gpu;                               /* ranks on its GPU, where several may be; else 0 */
 } par_attached;
 
 /* ---- Units (units.c) */

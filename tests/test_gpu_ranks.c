@@ -16,6 +16,7 @@
 #include <signal.h>
 #include <time.h>
 
+#include "core/internal.h"
 #include "tests/curves.h"
 #include "tests/ranks.h"
 #include "tests/shell.h"
@@ -24,7 +25,7 @@
 #define ON_HOST 0                             /* 1: it is the host that is the GPU, some thousand times slower (tests/on_host) */
 #endif
 #define DEVICE "cuda:0"
-static const char JOB[] = "GPU_RANKS_JOB";     /* what ranks do: "curves", "kill", "stop"; "nccl curves" ... */
+static const char JOB[] = "GPU_RANKS_JOB";     /* what ranks do: "curves", "memory", "kill", "stop"; "nccl curves" ... */
 
 static bool has_gpu(void)
 {
@@ -101,6 +102,30 @@ static bool train_all(par_world *world, int rank, const char *transport)
     return ok;
 }
 
+/* What the rank's plans may have, which was `asked` for, or 0; before it has joined the others, and behind. */
+static bool join_within(par_world *world, int rank, int64_t asked, int64_t limit[2])
+{
+    td_context *td = td_open(&(td_options){ .device = DEVICE, .threads = 1, .memory_bytes = asked, .log = quiet });
+    limit[0] = td->options.memory_bytes;
+    bool joined = par_attach(td, world, rank, &(par_options){ .strategy = "ddp", .share_gpu = true });
+    limit[1] = td->options.memory_bytes;
+    td_close(td);
+    return joined;
+}
+
+/* A part each; a rank that was told how much has that. */
+static bool divide_memory(par_world *world, int rank)
+{
+    int64_t found[2], given[2];
+    char text[160];
+    if (!join_within(world, rank, 0, found) || !join_within(world, rank, 1 << 20, given)) return false;
+    bool ok = found[1] > found[0] / 4 && found[1] <= found[0] / 2 && given[1] == 1 << 20;
+    snprintf(text, sizeof text, "of %lld bytes each of 2 ranks may have %lld, and of %d %lld", (long long)found[0], (long long)found[1], 1 << 20,
+             (long long)given[1]);
+    if (!ok) par_fail_world(world, rank, text);
+    return ok;
+}
+
 /* Twenty steps; in the tenth, which is in a graph, rank 1 goes wrong. */
 static bool go_wrong(par_world *world, int rank, int number)
 {
@@ -132,7 +157,9 @@ static int rank_main(void)
     if (!world || !what) return 97;
     bool nccl = !strncmp(what, "nccl ", 5);
     if (nccl) ranks_be_a_host(rank), what += 5;
-    bool ok = !strcmp(what, "curves") ? train_all(world, rank, nccl ? "nccl" : "staged") : go_wrong(world, rank, !strcmp(what, "kill") ? SIGKILL : SIGSTOP);
+    bool ok = !strcmp(what, "curves")   ? train_all(world, rank, nccl ? "nccl" : "staged")
+              : !strcmp(what, "memory") ? divide_memory(world, rank)
+                                        : go_wrong(world, rank, !strcmp(what, "kill") ? SIGKILL : SIGSTOP);
     par_world_close(world);
     return ok ? 0 : 3;
 }
@@ -174,6 +201,15 @@ START_TEST(test_ranks_give_one_ranks_curves_through_nccl)
     if (!dlopen("libnccl.so.2", RTLD_NOW)) SKIP("no libnccl.so.2");
     check_curves("nccl curves", 2);
     check_curves("nccl curves", 4);
+}
+END_TEST
+
+START_TEST(test_ranks_on_one_gpu_divide_its_memory)
+{
+    char message[2048];
+    if (!has_gpu()) SKIP("no CUDA device");
+    int status = launch("memory", 2, 100, message, sizeof message);
+    ck_assert_msg(status == 0, "status %d: %s", status, message);
 }
 END_TEST
 
@@ -222,6 +258,7 @@ int main(void)
         test_two_ranks_on_one_gpu_give_one_ranks_curves,
         test_four_ranks_on_one_gpu_give_one_ranks_curves,
         test_ranks_give_one_ranks_curves_through_nccl,
+        test_ranks_on_one_gpu_divide_its_memory,
         test_a_rank_that_goes_wrong_ends_the_others_in_their_graphs,
         test_ranks_share_a_gpu_by_its_name,
     };
