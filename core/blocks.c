@@ -41,8 +41,9 @@ static bool give_block(td_planner *pl, uint32_t index)
     if (n->op->flags & TD_OP_EFFECT) return true;
     bool on_host = n->outputs && td_is_on_host(pl, n->op, td_value_memory(pl, n->output));
     if (!td_planner_kernel(pl, n->op, on_host).run) {
-        td_fail(pl->td, TD_ERROR_UNSUPPORTED, "%s: cannot be run on %s %s", n->op->name, pl->td->device->is_gpu ? "a GPU" : "the CPU",
-                td_location(pl->td, n->module, n->file, n->line));
+        bool on_gpu = pl->td->device->is_gpu && !on_host;
+        td_fail(pl->td, TD_ERROR_UNSUPPORTED, "%s: cannot be run on %s: its td_op names no kernel for it, as .%s %s", n->op->name,
+                on_gpu ? "a GPU" : "the CPU", on_gpu ? "cuda" : "cpu", td_location(pl->td, n->module, n->file, n->line));
         return false;
     }
     pl->position[index] = pl->tasks;

@@ -106,6 +106,24 @@ START_TEST(test_an_error_names_operation_shapes_module_and_line_once)
 END_TEST
 
 /* 3 elements are packed into a unit of 16, 16 fill one: the value assigned is then the other state itself. */
+static bool bare_shape(td_call *call)
+{
+    call->out[0] = *call->in[0];
+    return true;
+}
+
+START_TEST(test_an_operation_without_a_kernel_is_told_where_it_goes)
+{
+    static const td_op bare = { .name = "bare", .inputs = 1, .shape = bare_shape };
+    td_context *td = open_cpu(TD_F64);
+    td_tensor x = randn(td, 3);
+    td_keep(td_record(&bare, TD_HERE, 1, &x, NULL));
+    ck_assert(!td_step(td));
+    ck_assert_str_has(td_error_text(td), "bare: cannot be run on the CPU: its td_op names no kernel for it, as .cpu (tests/test_step.c:");
+    td_close(td);
+}
+END_TEST
+
 START_TEST(test_two_states_swap)
 {
     for (int64_t n = 3; n <= 16; n += 13) {
@@ -359,7 +377,8 @@ END_TEST
 
 TESTS("step", test_a_kept_value_is_read_after_the_step, test_a_pending_value_is_computed_and_nothing_is_assigned,
       test_an_unkept_value_is_refused_by_name, test_a_kept_scalar_is_read_a_step_late, test_a_stale_handle_is_refused_by_name,
-      test_an_error_names_operation_shapes_module_and_line_once, test_two_states_swap, test_three_states_rotate_with_a_computed_one, test_an_old_value_can_be_kept,
+      test_an_error_names_operation_shapes_module_and_line_once, test_an_operation_without_a_kernel_is_told_where_it_goes,
+      test_two_states_swap, test_three_states_rotate_with_a_computed_one, test_an_old_value_can_be_kept,
       test_an_old_value_read_after_the_assign_is_the_old_one, test_one_value_assigned_to_two_states,
       test_assign_if_follows_its_condition, test_scalars_and_inputs_change_without_a_new_plan,
       test_a_call_site_that_forces_a_third_plan_is_named, test_gradients_accumulate_in_one_step_or_over_steps,
