@@ -14,12 +14,7 @@ enum { BLOCK = 512 };
 
 static bool cumsum_shape(td_call *call)
 {
-    td_dtype dtype = (td_dtype)call->in[0]->dtype;
-    if (call->in[0]->shape.rank < 1)
-        return td_call_fail(call, "needs at least one dimension, got shape ()");
-    if (!td_is_float(dtype))
-        return td_call_fail(call, "needs a float operand, got %s", td_dtype_name(dtype));
-    return td_call_like(call, 0);
+    return td_call_float_rows(call) && td_call_like(call, 0);
 }
 
 static td_tensor cumsum(td_tensor x, int64_t reverse, td_here here)

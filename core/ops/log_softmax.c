@@ -17,16 +17,6 @@
 TD_CUDA_KERNEL(td_logsumexp_cuda);
 TD_CUDA_KERNEL(td_log_softmax_cuda);
 
-static bool is_row(const td_call *call)
-{
-    td_dtype dtype = (td_dtype)call->in[0]->dtype;
-    if (call->in[0]->shape.rank < 1)
-        return td_call_fail(call, "needs at least one dimension, got shape ()");
-    if (!td_is_float(dtype))
-        return td_call_fail(call, "needs a float operand, got %s", td_dtype_name(dtype));
-    return true;
-}
-
 static void for_each_row(const td_kernel *k, td_range_function body)
 {
     td_shape shape = k->in[0].shape;
@@ -66,7 +56,7 @@ static bool has_nan(const td_arg *x, int64_t at, int64_t count)
 
 static bool logsumexp_shape(td_call *call)
 {
-    if (!is_row(call))
+    if (!td_call_float_rows(call))
         return false;
     td_shape shape = call->in[0]->shape;
     shape.dim[--shape.rank] = 0;
@@ -157,7 +147,7 @@ td_tensor td_logsumexp_at(td_tensor x, td_here here)
 
 static bool log_softmax_shape(td_call *call)
 {
-    return is_row(call) && td_call_like(call, 0);
+    return td_call_float_rows(call) && td_call_like(call, 0);
 }
 
 static void log_softmax_gradient(const td_gradient_call *g)

@@ -97,6 +97,16 @@ bool td_call_like(const td_call *call, int i)
     return true;
 }
 
+bool td_call_float_rows(const td_call *call)
+{
+    td_dtype dtype = (td_dtype)call->in[0]->dtype;
+    if (call->in[0]->shape.rank < 1)
+        return td_call_fail(call, "needs at least one dimension, got shape ()");
+    if (!td_is_float(dtype))
+        return td_call_fail(call, "needs a float operand, got %s", td_dtype_name(dtype));
+    return true;
+}
+
 bool td_call_same_dtype(const td_call *call)
 {
     for (int i = 1; i < call->inputs; i++)

@@ -82,6 +82,8 @@ void td_print_add(td_print *line, const char *format, ...) TD_PRINTF(2, 3);
 
 /* Shape and dtype of the output are those of input `i`. */
 bool td_call_like(const td_call *call, int i);
+/* Input 0 is of floats and has a last dimension, or an error. */
+bool td_call_float_rows(const td_call *call);
 /* Inputs have one dtype, or an error that names two that differ. */
 bool td_call_same_dtype(const td_call *call);
 /* The shape that all inputs broadcast to, or an error that names theirs. */

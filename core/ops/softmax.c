@@ -12,12 +12,7 @@ TD_CUDA_KERNEL(td_softmax_cuda);
 
 static bool softmax_shape(td_call *call)
 {
-    td_dtype dtype = (td_dtype)call->in[0]->dtype;
-    if (call->in[0]->shape.rank < 1)
-        return td_call_fail(call, "needs at least one dimension, got shape ()");
-    if (!td_is_float(dtype))
-        return td_call_fail(call, "needs a float operand, got %s", td_dtype_name(dtype));
-    return td_call_like(call, 0);
+    return td_call_float_rows(call) && td_call_like(call, 0);
 }
 
 static void softmax_gradient(const td_gradient_call *g)
