@@ -69,9 +69,7 @@ static void cumsum_rows(void *user, int64_t begin, int64_t end)
 
 static void cumsum_cpu(const td_kernel *k)
 {
-    td_shape shape = k->in[0].shape;
-    td_parallel_for(k->run, td_shape_product(shape, 0, (int)shape.rank - 1), td_row_grain(td_arg_last(&k->in[0])),
-                    cumsum_rows, (void *)k);
+    td_for_each_row(k, cumsum_rows);
 }
 
 static td_cost cumsum_cost(const td_kernel *k)

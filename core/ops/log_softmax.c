@@ -17,21 +17,6 @@
 TD_CUDA_KERNEL(td_logsumexp_cuda);
 TD_CUDA_KERNEL(td_log_softmax_cuda);
 
-static void for_each_row(const td_kernel *k, td_range_function body)
-{
-    td_shape shape = k->in[0].shape;
-    td_parallel_for(k->run, td_shape_product(shape, 0, (int)shape.rank - 1), td_row_grain(td_arg_last(&k->in[0])), body,
-                    (void *)k);
-}
-
-/* The max, an exponential and a sum an element of x. */
-static td_cost row_cost(const td_kernel *k)
-{
-    td_cost cost = td_cost_of(k, 0);
-    cost.flops = 4 * td_arg_elements(&k->in[0]);
-    return cost;
-}
-
 enum { BLOCK = 512 };
 
 static double log_sum(td_row_sum s)
@@ -112,7 +97,7 @@ static void logsumexp_rows(void *user, int64_t begin, int64_t end)
 
 static void logsumexp_cpu(const td_kernel *k)
 {
-    for_each_row(k, logsumexp_rows);
+    td_for_each_row(k, logsumexp_rows);
 }
 
 static const td_case row_cases[] = {
@@ -132,7 +117,7 @@ const td_op td_op_logsumexp = {
     .decompose = logsumexp_decomposed,
     .place     = td_rule_rows,
     .precision = TD_WIDE,
-    .cost      = row_cost,
+    .cost      = td_row_sum_cost,
     .cpu       = logsumexp_cpu,
     .cuda      = TD_CUDA(td_logsumexp_cuda),
     .cases     = row_cases,
@@ -205,7 +190,7 @@ static void log_softmax_rows(void *user, int64_t begin, int64_t end)
 
 static void log_softmax_cpu(const td_kernel *k)
 {
-    for_each_row(k, log_softmax_rows);
+    td_for_each_row(k, log_softmax_rows);
 }
 
 const td_op td_op_log_softmax = {
@@ -217,7 +202,7 @@ const td_op td_op_log_softmax = {
     .decompose = log_softmax_decomposed,
     .place     = td_rule_rows,
     .precision = TD_ANY_DTYPE,
-    .cost      = row_cost,
+    .cost      = td_row_sum_cost,
     .cpu       = log_softmax_cpu,
     .cuda      = TD_CUDA(td_log_softmax_cuda),
     .cases     = row_cases,

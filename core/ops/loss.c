@@ -41,21 +41,6 @@ static int32_t label_at(const td_kernel *k, int64_t row, int64_t classes)
     return label >= 0 && label < classes ? label : -1;
 }
 
-static void for_each_row(const td_kernel *k, td_range_function body)
-{
-    td_shape shape = k->in[0].shape;
-    td_parallel_for(k->run, td_shape_product(shape, 0, (int)shape.rank - 1), td_row_grain(td_arg_last(&k->in[0])), body,
-                    (void *)k);
-}
-
-/* The max, an exponential and a sum an element of the logits. */
-static td_cost rows_cost(const td_kernel *k)
-{
-    td_cost cost = td_cost_of(k, 0);
-    cost.flops = 4 * td_arg_elements(&k->in[0]);
-    return cost;
-}
-
 /* ---- cross_entropy_rows --------------------------------------------------------------------------------- */
 
 static bool rows_shape(td_call *call)
@@ -111,7 +96,7 @@ static void rows_range(void *user, int64_t begin, int64_t end)
 
 static void rows_cpu(const td_kernel *k)
 {
-    for_each_row(k, rows_range);
+    td_for_each_row(k, rows_range);
 }
 
 static const td_case rows_cases[] = {
@@ -130,7 +115,7 @@ const td_op td_op_cross_entropy_rows = {
     .decompose = rows_decomposed,
     .place     = td_rule_rows,
     .precision = TD_WIDE,
-    .cost      = rows_cost,
+    .cost      = td_row_sum_cost,
     .cpu       = rows_cpu,
     .cuda      = TD_CUDA(td_cross_entropy_rows_cuda),
     .cases     = rows_cases,
@@ -208,7 +193,7 @@ static void slope_range(void *user, int64_t begin, int64_t end)
 
 static void slope_cpu(const td_kernel *k)
 {
-    for_each_row(k, slope_range);
+    td_for_each_row(k, slope_range);
 }
 
 static const td_case slope_cases[] = {
@@ -226,7 +211,7 @@ const td_op td_op_cross_entropy_gradient = {
     .decompose = slope_decomposed,
     .place     = td_rule_rows,
     .precision = TD_WIDE,
-    .cost      = rows_cost,
+    .cost      = td_row_sum_cost,
     .cpu       = slope_cpu,
     .cuda      = TD_CUDA(td_cross_entropy_gradient_cuda),
     .cases     = slope_cases,

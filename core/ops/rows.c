@@ -9,9 +9,18 @@
 
 enum { BLOCK = 512, LANES = 16, TASK_ELEMENTS = 8 << 10 };
 
-int64_t td_row_grain(int64_t columns)
+void td_for_each_row(const td_kernel *k, td_range_function body)
 {
-    return TASK_ELEMENTS / (columns > 0 ? columns : 1) + 1;
+    td_shape shape = k->in[0].shape;
+    int64_t columns = td_arg_last(&k->in[0]);
+    td_parallel_for(k->run, td_shape_product(shape, 0, (int)shape.rank - 1), TASK_ELEMENTS / (columns > 0 ? columns : 1) + 1, body, (void *)k);
+}
+
+td_cost td_row_sum_cost(const td_kernel *k)
+{
+    td_cost cost = td_cost_of(k, 0);
+    cost.flops = 4 * td_arg_elements(&k->in[0]);
+    return cost;
 }
 
 /* A NaN is passed over: it makes the sum NaN. */

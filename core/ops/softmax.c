@@ -50,9 +50,7 @@ static void softmax_rows(void *user, int64_t begin, int64_t end)
 
 static void softmax_cpu(const td_kernel *k)
 {
-    td_shape shape = k->in[0].shape;
-    td_parallel_for(k->run, td_shape_product(shape, 0, (int)shape.rank - 1), td_row_grain(td_arg_last(&k->in[0])),
-                    softmax_rows, (void *)k);
+    td_for_each_row(k, softmax_rows);
 }
 
 static const td_case softmax_cases[] = {
