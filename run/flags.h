@@ -13,6 +13,7 @@
 #include "core/json.h"
 
 enum { RUN_MAX_FLAGS = 128 };
+enum { RUN_ALONE = ((1 << RUN_OWN_COMMANDS) - 1) * RUN_OWN | RUN_EXPORT }; /* commands of one process */
 
 typedef enum run_source { RUN_DEFAULT, RUN_SAVED, RUN_CONFIG, RUN_GIVEN } run_source;
 
@@ -33,6 +34,8 @@ typedef struct run_flags {
 /* Adds a table (it ends with a NULL name; NULL is an empty table). A later row of the same name replaces the default
  * and help of an earlier one. false and flags->error: too many, or memory. */
 bool run_flags_add(run_flags *flags, const run_flag *table);
+/* What every binary takes (common_flags.c). */
+extern const run_flag run_common_flags[];
 void run_flags_free(run_flags *flags);
 
 /* Sets one value; the text is copied. A weaker source than the present one changes nothing. false and flags->error:

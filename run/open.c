@@ -1,4 +1,4 @@
-/* Opening a run: the common flags and what they come to. */
+/* Opening a run: what its flags come to. */
 #include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -6,117 +6,6 @@
 
 #include "run/loop.h"
 #include "run/plan.h"
-
-enum { OWN = ((1 << RUN_OWN_COMMANDS) - 1) * RUN_OWN | RUN_EXPORT, /* of one process */
-       TE = RUN_TRAIN | RUN_EVAL, TB = RUN_TRAIN | RUN_BENCH, TEB = TE | RUN_BENCH, TBP = TB | RUN_PLAN,
-       ALL = TBP | RUN_EVAL | RUN_PLOT | OWN };
-
-/* Kinds, ranges and defaults of what every binary takes. */
-static const run_flag common_flags[] = {
-    { .name = "data", .kind = RUN_TEXT, .commands = TE, .help = "directory or file of the data" },
-    { .name = "device", .kind = RUN_TEXT, .standard = "cpu", .help = "cpu, cuda, or cuda:K, the K-th GPU of the machine from 0" },
-    { .name = "dtype", .kind = RUN_CHOICE, .choices = "f32|bf16|f16|fp8|f64", .standard = "f32",
-      .help = "precision" },
-    { .name = "ranks", .kind = RUN_COUNT, .standard = "1", .most = 256, .commands = TEB,
-      .help = "processes on this machine" },
-    { .name = "world", .kind = RUN_COUNT, .standard = "1", .most = 65536, .commands = RUN_PLAN,
-      .help = "ranks to plan for" },
-    { .name = "machine", .kind = RUN_TEXT, .commands = RUN_PLAN,
-      .help = "h200x8, cpu ..., or a JSON file: what time a step would take there; with --device cuda its GPU" },
-    { .name = "host-ranks", .kind = RUN_COUNT, .most = 65536, .commands = RUN_PLAN,
-      .help = "ranks of a host (those of --machine; else all)" },
-    { .name = "strategy", .kind = RUN_TEXT,
-      .help = "single, ddp, zero1, zero2, zero3, fsdp or hsdp:SxR (single on one rank, else ddp); with +tp:T: T ranks share layers" },
-    { .name = "tensor-columns", .kind = RUN_TEXT,
-      .help = "+tp: name patterns of linear layers of which each rank has a part of the outputs, as 'h.*.mlp.c_fc'" },
-    { .name = "tensor-rows", .kind = RUN_TEXT,
-      .help = "+tp: of those of which each has a part of the inputs, as 'h.*.mlp.c_proj'" },
-    { .name = "bucket-bytes", .kind = RUN_COUNT, .most = 1e15,
-      .help = "ddp, zero1, zero2: gradients reduced at once (25 MiB, the first 1 MiB)" },
-    { .name = "unit-elements", .kind = RUN_COUNT, .most = 1e15,
-      .help = "zero3: parameters gathered at once (an eighth of all, 5e8 at most)" },
-    { .name = "whole-elements", .kind = RUN_WHOLE, .most = 1e15,
-      .help = "zero3: a parameter of so many is not sharded (a thousandth of all, 1e5 at most)" },
-    { .name = "units", .kind = RUN_TEXT,
-      .help = "fsdp, hsdp: name patterns, each match is gathered as one (blocks, else modules)" },
-    { .name = "reshard-after-forward", .kind = RUN_TEXT, .standard = "yes",
-      .help = "fsdp, hsdp: no: what is gathered for the forward stays for the backward; G: sharded among G ranks" },
-    { .name = "prefetch", .kind = RUN_COUNT, .standard = "1", .most = 1e6,
-      .help = "zero3, fsdp, hsdp: units gathered ahead of use" },
-    { .name = "offload", .kind = RUN_CHOICE, .choices = "none|optimizer|parameters|all", .standard = "none",
-      .commands = RUN_TRAIN | RUN_EVAL | RUN_BENCH | RUN_PLAN,
-      .help = "kept in host memory; where the optimizer's state is, the host computes its update" },
-    { .name = "reduce-dtype", .kind = RUN_CHOICE, .choices = "f32|bf16", .standard = "f32",
-      .help = "gradients are summed over ranks in f32 (f64 under f64) or bf16" },
-    { .name = "batch", .kind = RUN_COUNT, .standard = "128", .most = 1e9,
-      .help = "global batch of one update" },
-    { .name = "accumulate", .kind = RUN_COUNT, .standard = "1", .most = 1e6, .commands = TBP,
-      .help = "micro-batches it is cut into" },
-    { .name = "steps", .kind = RUN_COUNT, .most = 1e15, .commands = TB,
-      .help = "updates, in place of --epochs; bench: timed ones" },
-    { .name = "epochs", .kind = RUN_COUNT, .standard = "1", .most = 1e9, .commands = RUN_TRAIN,
-      .help = "times through the data" },
-    { .name = "lr", .kind = RUN_POSITIVE, .standard = "0.001", .commands = TBP,
-      .help = "learning rate" },
-    { .name = "schedule", .kind = RUN_CHOICE, .choices = "constant|linear|cosine|polynomial|step", .standard = "constant",
-      .commands = RUN_TRAIN, .help = "course of the learning rate" },
-    { .name = "final-lr", .kind = RUN_AMOUNT, .commands = RUN_TRAIN,
-      .help = "learning rate at the end of a schedule that falls to it (a tenth of --lr)" },
-    { .name = "power", .kind = RUN_POSITIVE, .standard = "1", .most = 100, .commands = RUN_TRAIN,
-      .help = "of the polynomial schedule" },
-    { .name = "decay-every", .kind = RUN_COUNT, .most = 1e15, .commands = RUN_TRAIN,
-      .help = "step schedule: updates from one fall to the next" },
-    { .name = "decay-factor", .kind = RUN_POSITIVE, .standard = "0.1", .most = 1, .commands = RUN_TRAIN,
-      .help = "step schedule: factor of each fall" },
-    { .name = "warmup", .kind = RUN_WHOLE, .standard = "0", .most = 1e15, .commands = RUN_TRAIN,
-      .help = "updates in which it rises from 0" },
-    { .name = "schedule-steps", .kind = RUN_COUNT, .most = 1e15, .commands = RUN_TRAIN,
-      .help = "updates the schedule spans (--steps)" },
-    { .name = "ema", .kind = RUN_FRACTION, .standard = "0", .commands = TBP,
-      .help = "decay of an average of the parameters, which is what is evaluated; 0: none" },
-    { .name = "seed", .kind = RUN_SEED, .standard = "0",
-      .help = "of initial values, order of data and dropout" },
-    { .name = "out", .kind = RUN_TEXT, .commands = TEB | OWN | RUN_PLOT,
-      .help = "directory for curves, summary, checkpoints, profile" },
-    { .name = "resume", .kind = RUN_SWITCH, .standard = "false", .commands = RUN_TRAIN,
-      .help = "go on from the last checkpoint in --out" },
-    { .name = "max-restarts", .kind = RUN_WHOLE, .standard = "0", .most = 1e6, .commands = RUN_TRAIN,
-      .help = "times that --ranks start again from the last checkpoint after one died" },
-    { .name = "to", .kind = RUN_TEXT, .commands = RUN_EXPORT, .help = "safetensors file for the parameters" },
-    { .name = "save-every", .kind = RUN_COUNT, .standard = "1000", .most = 1e15, .commands = RUN_TRAIN,
-      .help = "updates between checkpoints" },
-    { .name = "keep", .kind = RUN_COUNT, .standard = "3", .most = 1e9, .commands = RUN_TRAIN,
-      .help = "checkpoints that are kept, the newest" },
-    { .name = "keep-best", .kind = RUN_SWITCH, .standard = "false", .commands = RUN_TRAIN,
-      .help = "and that of the best evaluation, which is saved" },
-    { .name = "best", .kind = RUN_SWITCH, .standard = "false", .commands = RUN_EVAL | RUN_RESTORED,
-      .help = "the checkpoint of the best evaluation, not the last (train --keep-best)" },
-    { .name = "log-every", .kind = RUN_COUNT, .standard = "10", .most = 1e15, .commands = RUN_TRAIN,
-      .help = "updates between lines of metrics.jsonl" },
-    { .name = "eval-every", .kind = RUN_COUNT, .most = 1e15, .commands = RUN_TRAIN,
-      .help = "updates between evaluations (only at the end)" },
-    { .name = "eval-batches", .kind = RUN_COUNT, .most = 1e9, .commands = TE,
-      .help = "batches of the data that an evaluation takes at most (all)" },
-    { .name = "stop-after", .kind = RUN_COUNT, .most = 1e9, .commands = RUN_TRAIN,
-      .help = "evaluations without a lower loss after which it ends (never)" },
-    { .name = "plot", .kind = RUN_TEXT, .commands = RUN_TRAIN | RUN_PLOT,
-      .help = "directories of runs, commas between: their curves in OUT/compare.png" },
-    { .name = "overfit-batch", .kind = RUN_SWITCH, .standard = "false", .commands = RUN_TRAIN,
-      .help = "train and evaluate on the first batch alone: the loss must fall to 0" },
-    { .name = "profile", .kind = RUN_COUNT, .most = 1000, .commands = TB,
-      .help = "updates to time task by task, after the first 10" },
-    { .name = "threads", .kind = RUN_COUNT, .most = 4096,
-      .help = "CPU threads of all ranks together (all cores)" },
-    { .name = "timeout", .kind = RUN_POSITIVE, .standard = "60", .most = 1e6, .commands = TEB,
-      .help = "seconds a rank waits for another" },
-    { .name = "deterministic", .kind = RUN_SWITCH, .standard = "false",
-      .help = "the same bits run after run" },
-    { .name = "json", .kind = RUN_SWITCH, .standard = "false",
-      .help = "one JSON object on stdout, nothing else" },
-    { .name = "config", .kind = RUN_TEXT, .commands = ALL, .help = "JSON file of the same names; flags win" },
-    { .name = "help", .kind = RUN_SWITCH, .standard = "false", .commands = ALL, .help = "this list" },
-    { 0 }
-};
 
 bool run_failed(const run_loop *run) { return run->ended || run->refused || td_error(run->td) != TD_OK; }
 
@@ -199,7 +88,7 @@ static bool vary(run_flags *f, const run_variant *v)
 static bool read_flags(run_loop *run, int *argc, char **argv, const run_defaults *defaults, const run_variant *variant)
 {
     run_flags *f = &run->flags;
-    if (!run_flags_add(f, common_flags) || !run_flags_add(f, defaults->flags) || !set_defaults(run, defaults))
+    if (!run_flags_add(f, run_common_flags) || !run_flags_add(f, defaults->flags) || !set_defaults(run, defaults))
         return false;
     if (!run_flags_parse(f, argc, argv) || !vary(f, variant)) return false;
     const char *config = run_flags_text(f, "config");
@@ -348,7 +237,7 @@ static void take_scheduled(run_loop *run, int ranks)
 static void resolve(run_loop *run)
 {
     run_flags *f = &run->flags;
-    bool planning = f->command == RUN_PLAN, alone = f->command & OWN; /* whatever ranks it was trained on */
+    bool planning = f->command == RUN_PLAN, alone = f->command & RUN_ALONE; /* whatever ranks it was trained on */
     int scheduled = run->scheduled ? run->ranks : 0;
     run->ranks = alone ? 1 : (int)run_flags_whole(f, planning ? "world" : "ranks");
     if (scheduled) take_scheduled(run, scheduled);
