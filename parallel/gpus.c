@@ -39,6 +39,28 @@ bool par_gpu_of_rank(const char *device, int index, int ranks, int gpus, char na
     return !*message;
 }
 
+bool par_gpus_suffice(const char *device, int ranks, int gpus, char *message, size_t room)
+{
+    *message = 0;
+    if (strcmp(device, "cuda") != 0 || ranks <= gpus || ranks == 1) return true;
+    too_few(ranks, gpus, message, room);
+    return false;
+}
+
+static void quiet(void *user, td_level level, const char *text) { (void)user, (void)level, (void)text; }
+
+bool par_check_gpus(const char *device, int ranks, char *message, size_t room)
+{
+    int gpus = par_gpus();
+    *message = 0;
+    if (strncmp(device, "cuda", 4) != 0) return true;
+    if (gpus) return par_gpus_suffice(device, ranks, gpus, message, room);
+    td_context *td = td_open(&(td_options){ .device = device, .threads = 1, .log = quiet }); /* knows why there is none */
+    if (td_error(td) != TD_OK) snprintf(message, room, "%d ranks have no GPU: %s", ranks, td_error_text(td));
+    td_close(td);
+    return !*message;
+}
+
 /* ---- What carries collectives ---------------------------------------------------------------------------- */
 
 par_gpu_use par_gpu_use_of(const uint64_t *keys, int ranks, int rank)

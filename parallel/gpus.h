@@ -15,6 +15,9 @@ typedef struct par_gpu_use {
 } par_gpu_use;
 par_gpu_use par_gpu_use_of(const uint64_t *keys, int ranks, int rank);
 
+/* par_check_gpus where so many are seen, one at least. */
+bool par_gpus_suffice(const char *device, int ranks, int gpus, char *message, size_t room);
+
 /* Where the context is on a GPU and the mesh has axes: replaces a->transport, a CPU transport made for the mesh, by one on the device that
  * carries what it did. Waits for all ranks, which must be about to do the same. Errors: ranks share a GPU and options.share_gpu does not
  * say that they may, or they are threads of one process. */

@@ -136,6 +136,9 @@ TD_API int par_gpus(void);
  * its number; a device that is named by its number is that of all. false and a message: they are too few. */
 enum { PAR_GPU_NAME = 32 };
 TD_API bool par_gpu_of_rank(const char *device, int index, int ranks, int gpus, char name[PAR_GPU_NAME], char *message, size_t room);
+/* Whether there are GPUs enough for `ranks` ranks that par_launch is to start here, which will see those that this process does: one for each
+ * where `device` is "cuda", one where it is named by its number. false and a message: how many there are, or why there is none. */
+TD_API bool par_check_gpus(const char *device, int ranks, char *message, size_t room);
 /* "4 ranks on 2 hosts (a, b), transport mpi"; of GPUs what a context has joined it with: "transport staged over local". */
 TD_API void par_world_text(const par_world *world, char *text, size_t room);
 

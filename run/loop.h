@@ -177,7 +177,7 @@ typedef struct run_variant {
 } run_variant;
 run_loop *run_open_variant(unsigned command, const char *subcommand, int *argc, char ***argv, const run_defaults *defaults,
                            const run_variant *variant);
-/* Refuse to start: a wrong command line, or a file that is at fault. The first text is kept. */
+/* Refuse to start: a wrong command line, or a file or the machine that is at fault. The first text is kept. */
 void run_fail_usage(run_loop *run, const char *format, ...) TD_PRINTF(2, 3);
 void run_fail_file(run_loop *run, const char *format, ...) TD_PRINTF(2, 3);
 bool run_failed(const run_loop *run);

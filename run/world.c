@@ -185,6 +185,13 @@ static void check_strategy(run_loop *run)
     if (world) par_world_close(world);
 }
 
+/* Says once, before ranks are started, that there are too few GPUs for them. */
+static void check_gpus(run_loop *run)
+{
+    char message[512];
+    if (!par_check_gpus(run_flags_text(&run->flags, "device"), run->ranks, message, sizeof message)) run_fail_file(run, "%s", message);
+}
+
 static void launch(run_loop *run, char **argv)
 {
     run_restarts restarts;
@@ -204,6 +211,7 @@ bool run_launch(run_loop *run, char **argv)
     bool launches = run->flags.command != RUN_PLAN && run->ranks > 1 && !par_launched() && !run->scheduled && !missing(run, &dtype);
     if (run_plans_several(run)) return false;
     if (launches || run->scheduled || strcmp(run->strategy, "single")) check_strategy(run);
+    if (launches) check_gpus(run);
     if (!launches || run->refused) return false;
     launch(run, argv);
     return true;

@@ -401,6 +401,16 @@ START_TEST(test_ranks_that_are_only_planned_are_on_no_host)
 }
 END_TEST
 
+/* Once, not by each rank, which an error of a rank's would be named after. */
+START_TEST(test_ranks_without_gpus_are_not_started)
+{
+    ck_assert_sh(1, "CUDA_VISIBLE_DEVICES= $MLP bench --device cuda --ranks 2 --hidden 8 --batch 8");
+    ck_assert_str_has(err_text, "mlp: 2 ranks have no GPU: td_open: device 'cuda' cannot be had: ");
+    ck_assert_int_eq(count_of(err_text, "\n"), 1);
+    ck_assert_str_eq(out_text, "");
+}
+END_TEST
+
 START_TEST(test_an_evaluation_is_told_after_its_update)
 {
     enter();
@@ -718,7 +728,7 @@ TESTS("cli", test_training_leaves_its_files, test_eval_reads_the_checkpoint_and_
       test_signals_in_the_middle_of_a_save_leave_it_whole, test_an_evaluation_due_when_a_signal_comes_is_made,
       test_what_does_not_train_ends_at_a_signal, test_a_run_that_is_done_gets_the_summary_it_lacks,
       test_who_reads_the_output_does_not_decide_over_the_run, test_planning_takes_no_memory_for_data,
-      test_ranks_that_are_only_planned_are_on_no_host,
+      test_ranks_that_are_only_planned_are_on_no_host, test_ranks_without_gpus_are_not_started,
       test_an_evaluation_is_told_after_its_update, test_help_lists_the_flags_of_a_command,
       test_progress_fits_the_terminal,
       test_wrong_usage_is_one_line_and_status_2, test_runs_are_compared_in_one_picture, test_data_that_is_wrong_is_named,

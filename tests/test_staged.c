@@ -365,6 +365,19 @@ START_TEST(test_each_rank_of_a_host_has_a_gpu_of_its_own)
 }
 END_TEST
 
+START_TEST(test_gpus_are_counted_before_ranks_start)
+{
+    char text[512];
+    ck_assert(par_gpus_suffice("cuda", 4, 4, text, sizeof text));
+    ck_assert(par_gpus_suffice("cuda:0", 4, 1, text, sizeof text)); /* named for all */
+    ck_assert(par_check_gpus("cpu", 4, text, sizeof text));
+    ck_assert_str_eq(text, "");
+    ck_assert(!par_gpus_suffice("cuda", 2, 1, text, sizeof text));
+    ck_assert_str_eq(text, "2 ranks of this host have 1 GPU, and a rank needs one of its own: start no more than 1, or, to try strategies and "
+                           "not for speed, put all ranks on one by its name (--device cuda:0)");
+}
+END_TEST
+
 START_TEST(test_ranks_share_where_keys_are_the_same)
 {
     par_gpu_use u = par_gpu_use_of((uint64_t[]){ 7, 8, 9, 10 }, 4, 2);
@@ -481,7 +494,7 @@ int main(int argc, char **argv)
         test_a_rank_that_has_ended_ends_the_queues_of_others,
         test_a_rank_that_fails_ends_the_queues_of_others,
         test_a_context_hears_of_failures_by_its_own_thread_alone,
-        test_each_rank_of_a_host_has_a_gpu_of_its_own,
+        test_each_rank_of_a_host_has_a_gpu_of_its_own, test_gpus_are_counted_before_ranks_start,
         test_ranks_share_where_keys_are_the_same,
         test_a_gpu_is_shared_by_its_name_alone,
         test_what_ranks_send_may_go_by_mpi,
