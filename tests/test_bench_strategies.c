@@ -69,6 +69,64 @@ START_TEST(test_cells_stand_beside_what_was_planned)
 }
 END_TEST
 
+START_TEST(test_a_batch_can_grow_with_the_ranks)
+{
+    ck_assert_sh(0, "$STRATEGIES --model mlp --hidden 16 --rank-batch 24 --steps 3 --ranks 1,2 --strategies ddp --json");
+    ck_assert_str_has(err_text, "mlp on cpu, 24 rows a rank");
+    td_context *td = open_cpu(TD_F32);
+    td_json_document *document = td_json_parse(td, out_text, strlen(out_text), "stdout");
+    ck_assert_no_error(td);
+    const td_json *one = td_json_get(td_json_root(document), "cells")->first, *two = one->next;
+    ck_assert_double_eq_tol(number(one, "measured", "items_per_s") * number(one, "measured", "step_ms"), 24e3, 1e-6);
+    ck_assert_double_eq_tol(number(two, "measured", "items_per_s") * number(two, "measured", "step_ms"), 48e3, 1e-6);
+    ck_assert_double_eq(number(two, NULL, "own_plan_bytes"), number(two, "planned", "peak_bytes"));
+    double ratio = number(two, "planned", "step_ms") / number(two, "measured", "step_ms");
+    ck_assert_double_eq_tol(number(two, NULL, "planned_per_measured_ms"), ratio, 1e-12);
+    ck_assert_double_eq_tol(number(two, NULL, "planned_per_measured_bytes"), 1, 0.01);
+    td_json_close(document);
+    td_close(td);
+}
+END_TEST
+
+/* As the GPT that the shapes are of: what it is asked is noted, `bench` takes 10 ms, and `plan` is the real one's. */
+#define GPT_OF_10_MS                                                                                                                        \
+    "echo \"$@\" >>asked; ranks=1; batch=0; [ $1 = bench ] || exec \"$REAL\" \"$@\"\n"                                                       \
+    "while [ $# -gt 0 ]; do case $1 in --ranks) ranks=$2;; --batch) batch=$2;; esac; shift; done\n"                                        \
+    "echo \"{\\\"items_per_s\\\": $batch, \\\"step_ms\\\": 10, \\\"peak_bytes\\\": 1048576, \\\"exposed_comm_ms\\\": 0.5}\""
+
+/* One command for the figures that others have of two GPUs. */
+START_TEST(test_shapes_are_measured_as_others_measure_them)
+{
+    static const struct { const char *name, *cell; double tokens; } two[] = {
+        { "gpt2-124m", "ddp", 64 * 1024 },     { "gpt-10m", "ddp", 128 * 256 },       { "llama1b", "fsdp", 8 * 2048 },
+        { "llama8b", "fsdp", 4 * 4096 },       { "gpt2-1558m", "ddp", 16 * 1024 },
+    };
+    put_model("gpt", GPT_OF_10_MS);
+    ck_assert_sh(0, "rm -rf all asked; REAL=$GPT ./strategies --model all --dtype f32 --ranks 2 --steps 5 --machine h200x2 --out all");
+    td_context *td = open_cpu(TD_F32);
+    for (size_t i = 0; i < sizeof two / sizeof *two; i++) {
+        char path[128];
+        snprintf(path, sizeof path, SHELL_FOLDER "/all/%s/results.json", two[i].name);
+        td_json_document *document = td_json_read(td, path);
+        ck_assert_no_error(td);
+        const td_json *cells = td_json_get(td_json_root(document), "cells"), *c = cells->first;
+        ck_assert_int_eq(cells->count, i == 4 ? 4 : 1); /* ddp, zero1, zero2, fsdp */
+        ck_assert_str_eq(td_json_get_string(c, "strategy"), two[i].cell);
+        ck_assert_double_eq(number(c, "measured", "tokens_per_s"), two[i].tokens);
+        ck_assert_double_gt(number(c, "planned", "step_ms"), 0); /* its flags are those of a model */
+        td_json_close(document);
+    }
+    td_close(td);
+    ck_assert_str_has(out_text, "5.0 %"); /* exposed, of a step */
+    /* What they are on GPUs, where nothing else is said. */
+    ck_assert_sh(0, "rm -f asked; REAL=true ./strategies --model llama8b --ranks 1,4 --device cuda");
+    ck_assert_sh(0, "grep -x 'bench --clip 0 --size llama8b --context 4096 --batch 8 --device cuda --dtype bf16 --strategy fsdp --ranks 4 "
+                    "--threads [0-9]* --json' asked");
+    ck_assert_sh(0, "grep -x 'plan .* --strategy single --world 1 .* --machine h200x4' asked");
+    ck_assert_str_has(out_text, "planned for h200x4");
+}
+END_TEST
+
 START_TEST(test_a_cell_that_fails_says_why_and_the_others_go_on)
 {
     ck_assert_sh(1, "$STRATEGIES --model mlp --hidden 8 --batch 9 --steps 2 --ranks 1,2,3 --strategies ddp,nonsense");
@@ -133,6 +191,8 @@ START_TEST(test_mistakes_are_told_in_one_line)
         { 2, "--model mlp --steps 0", "--steps takes" },
         { 2, "--model mlp --check", "--check needs --out" },
         { 2, "--model mlp --ranks", "needs a value" },
+        { 2, "--model mlp --rank-batch 0", "--rank-batch takes" },
+        { 2, "--model mlp,absent", "no model's binary" }, /* before any is measured */
         { 1, "--model mlp --out stdout.txt/in", "cannot be made" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -141,9 +201,11 @@ START_TEST(test_mistakes_are_told_in_one_line)
     }
     ck_assert_sh(0, "$STRATEGIES --help");
     ck_assert_str_has(out_text, "--check");
+    ck_assert_str_has(out_text, "gpt2-1558m");
 }
 END_TEST
 
-TESTS("bench strategies", test_cells_stand_beside_what_was_planned, test_a_cell_that_fails_says_why_and_the_others_go_on,
+TESTS("bench strategies", test_cells_stand_beside_what_was_planned, test_a_batch_can_grow_with_the_ranks,
+      test_shapes_are_measured_as_others_measure_them, test_a_cell_that_fails_says_why_and_the_others_go_on,
       test_curves_of_all_strategies_are_one, test_a_curve_that_differs_fails_the_check, test_a_signal_ends_it_and_the_child,
       test_mistakes_are_told_in_one_line)

@@ -26,7 +26,7 @@ static bool add_cell(bench *b, const char *name, size_t length, int ranks)
         return false;
     }
     *c = (cell){ .ranks = ranks, .efficiency = (double)NAN, .difference = (double)NAN };
-    c->measured = c->planned = (figures){ (double)NAN, (double)NAN, (double)NAN, (double)NAN, (double)NAN };
+    c->measured = c->planned = (figures){ (double)NAN, (double)NAN, (double)NAN, (double)NAN, (double)NAN, (double)NAN };
     memcpy(c->strategy, name, length);
     if (fill_sizes(c->strategy, ranks)) b->cell_count++;
     return true;
@@ -71,7 +71,7 @@ const cell *cells_baseline(const bench *b)
 /* ---- Commands */
 
 typedef struct command {
-    char *argv[WORDS + 40];
+    char *argv[WORDS + SHAPE_WORDS + 40];
     char text[16][PATH_ROOM / 8];             /* of numbers and paths */
     int count, texts;
 } command;
@@ -91,7 +91,12 @@ static void begin(const bench *b, const cell *of, const char *name, const char *
     *c = (command){ .count = 0 };
     add(c, b->binary);
     add(c, name);
-    for (int i = 0; i < b->word_count; i++) add(c, b->words[i]);
+    if (b->shape) {
+        add(c, "--clip"), add(c, "0");
+        for (int i = 0; i < SHAPE_WORDS && b->shape->words[i]; i++) add(c, b->shape->words[i]);
+    }
+    if (b->rank_rows) add_number(c, "--batch", (int64_t)b->rank_rows * par_batch_parts(of->strategy, of->ranks));
+    for (int i = 0; i < b->word_count; i++) add(c, b->words[i]); /* later ones hold */
     add(c, "--device");
     add(c, b->device);
     if (b->dtype) add(c, "--dtype");
@@ -124,7 +129,8 @@ static figures figures_of(const td_json *times, const td_json *root, const char 
     return (figures){ .items_per_s = td_json_get_number(times, "items_per_s", none), .step_ms = td_json_get_number(times, "step_ms", none),
                       .peak_bytes = td_json_get_number(root, peak, none),
                       .comm_bytes = td_json_get_number(root, "comm_bytes_per_step", none),
-                      .exposed_ms = td_json_get_number(times, "exposed_comm_ms", none) };
+                      .exposed_ms = td_json_get_number(times, "exposed_comm_ms", none),
+                      .own_plan_bytes = td_json_get_number(root, "planned_peak_bytes", none) };
 }
 
 static void foretell(bench *b, cell *c)

@@ -1,54 +1,69 @@
-/* What came of the cells: a table while they are measured, DIR/results.json, and three plots drawn by gnuplot. */
+/* What came of the cells: a table while they are measured, results.json, and three plots drawn by gnuplot. */
 #include <errno.h>
 #include <string.h>
 
 #include "bench/strategies/strategies.h"
 
-/* ---- The table: a figure and, in brackets, its prediction */
+/* ---- The table: a figure and, in brackets, its prediction, where asked for with prediction / figure */
 
-static void figure(char *to, size_t room, double value, double planned, double factor, int digits)
+static void figure(char to[48], double value, double planned, double factor, int digits)
 {
     char a[24] = "-", p[24] = "-";
     if (!isnan(value)) snprintf(a, sizeof a, "%.*f", digits, factor * value);
     if (!isnan(planned)) snprintf(p, sizeof p, "%.*f", digits, factor * planned);
-    snprintf(to, room, "%s (%s)", a, p);
+    snprintf(to, 48, "%s (%s)", a, p);
 }
+
+static void compared(char to[64], double value, double planned, double factor, int digits)
+{
+    char both[48], ratio[16] = "-";
+    figure(both, value, planned, factor, digits);
+    if (planned / value > 0) snprintf(ratio, sizeof ratio, "%.2f", planned / value);
+    snprintf(to, 64, "%.*s, %s)", (int)strlen(both) - 1, both, ratio);
+}
+
+/* Tokens, or items, of an item a second. */
+static double units(const bench *b) { return b->shape ? b->shape->tokens : 1; }
 
 void report_begin(const bench *b)
 {
-    printf("%s on %s, %d thread%s a rank; figures measured (planned for %s)\n", b->model, b->device, b->rank_threads,
-           b->rank_threads == 1 ? "" : "s", b->machine);
-    printf("%5s %-12s %22s %10s %20s %20s %22s %16s\n", "ranks", "strategy", "items/s", "efficiency", "ms a step", "MiB a rank",
-           "MB sent a step", "exposed ms");
-    fflush(stdout);
+    char rows[48] = "", rate[24];
+    if (b->rank_rows) snprintf(rows, sizeof rows, ", %d rows a rank", b->rank_rows);
+    snprintf(rate, sizeof rate, "%s/s", b->shape ? "tokens" : "items");
+    fprintf(b->table, "%s on %s%s%s%s, %d thread%s a rank; figures measured (planned for %s, planned / measured)\n", b->model, b->device,
+            b->dtype ? ", " : "", b->dtype ? b->dtype : "", rows, b->rank_threads, b->rank_threads == 1 ? "" : "s", b->machine);
+    fprintf(b->table, "%5s %-12s %22s %10s %26s %30s %22s %16s %10s\n", "ranks", "strategy", rate, "efficiency", "ms a step", "MiB a rank",
+            "MB sent a step", "exposed ms", "of a step");
+    fflush(b->table);
 }
 
 void report_cell(const bench *b, const cell *c)
 {
-    char items[48], ms[48], mib[48], mb[48], exposed[48], efficiency[24] = "-";
+    char rate[48], ms[64], mib[64], mb[48], exposed[48], efficiency[24] = "-", part[24] = "-";
     const figures *m = &c->measured, *p = &c->planned;
-    (void)b;
     if (*c->error) {
-        printf("%5d %-12s %s\n", c->ranks, c->strategy, c->error);
-        fflush(stdout);
+        fprintf(b->table, "%5d %-12s %s\n", c->ranks, c->strategy, c->error);
+        fflush(b->table);
         return;
     }
-    figure(items, sizeof items, m->items_per_s, p->items_per_s, 1, 0);
-    figure(ms, sizeof ms, m->step_ms, p->step_ms, 1, 2);
-    figure(mib, sizeof mib, m->peak_bytes, p->peak_bytes, 1.0 / (1 << 20), 2);
-    figure(mb, sizeof mb, m->comm_bytes, p->comm_bytes, 1e-6, 3);
-    figure(exposed, sizeof exposed, m->exposed_ms, p->exposed_ms, 1, 2);
-    if (!isnan(c->efficiency)) snprintf(efficiency, sizeof efficiency, "%.2f", c->efficiency);
-    printf("%5d %-12s %22s %10s %20s %20s %22s %16s\n", c->ranks, c->strategy, items, efficiency, ms, mib, mb, exposed);
-    fflush(stdout);
+    figure(rate, m->items_per_s, p->items_per_s, units(b), 0);
+    compared(ms, m->step_ms, p->step_ms, 1, 2);
+    compared(mib, m->peak_bytes, p->peak_bytes, 1.0 / (1 << 20), 2);
+    figure(mb, m->comm_bytes, p->comm_bytes, 1e-6, 3);
+    figure(exposed, m->exposed_ms, p->exposed_ms, 1, 2);
+    if (!isnan(c->efficiency)) snprintf(efficiency, sizeof efficiency, "%.3f", c->efficiency);
+    if (!isnan(m->exposed_ms)) snprintf(part, sizeof part, "%.1f %%", 100 * m->exposed_ms / m->step_ms);
+    fprintf(b->table, "%5d %-12s %22s %10s %26s %30s %22s %16s %10s\n", c->ranks, c->strategy, rate, efficiency, ms, mib, mb, exposed, part);
+    fflush(b->table);
 }
 
 /* ---- results.json */
 
-static void put_figures(td_json_writer *w, const char *name, const figures *f)
+static void put_figures(td_json_writer *w, const bench *b, const char *name, const figures *f)
 {
     td_json_open_object(w, name);
     td_json_put_number(w, "items_per_s", f->items_per_s);
+    if (b->shape) td_json_put_number(w, "tokens_per_s", units(b) * f->items_per_s);
     td_json_put_number(w, "step_ms", f->step_ms);
     td_json_put_number(w, "peak_bytes", f->peak_bytes);
     td_json_put_number(w, "comm_bytes_per_step", f->comm_bytes);
@@ -67,8 +82,11 @@ static void put_cell(td_json_writer *w, const bench *b, const cell *c)
         td_json_put_integer(w, "at_step", c->difference_step);
     } else {
         td_json_put_number(w, "efficiency", c->efficiency);
-        put_figures(w, "measured", &c->measured);
-        put_figures(w, "planned", &c->planned);
+        put_figures(w, b, "measured", &c->measured);
+        put_figures(w, b, "planned", &c->planned);
+        td_json_put_number(w, "own_plan_bytes", c->measured.own_plan_bytes);
+        td_json_put_number(w, "planned_per_measured_ms", c->planned.step_ms / c->measured.step_ms);
+        td_json_put_number(w, "planned_per_measured_bytes", c->planned.peak_bytes / c->measured.peak_bytes);
     }
     td_json_close_object(w);
 }
@@ -91,6 +109,8 @@ bool report_write(const bench *b)
     td_json_put_string(&w, "model", b->model);
     td_json_put_string(&w, "device", b->device);
     td_json_put_string(&w, "machine", b->machine);
+    td_json_put_string(&w, "dtype", b->dtype);
+    if (b->rank_rows) td_json_put_integer(&w, "rows_a_rank", b->rank_rows);
     td_json_put_integer(&w, "threads_a_rank", b->rank_threads);
     td_json_open_array(&w, "flags");
     for (int i = 0; i < b->word_count; i++) td_json_put_string(&w, NULL, b->words[i]);
@@ -102,7 +122,8 @@ bool report_write(const bench *b)
     td_json_close_array(&w);
     td_json_close_object(&w);
     const char *text = td_json_text(&w);
-    bool written = text && write_file(b, b->checks ? "check.json" : "results.json", text);
+    bool written = text && (!*b->out || write_file(b, b->checks ? "check.json" : "results.json", text));
+    if (text && b->prints_json) written = printf("%s\n", text) > 0 && fflush(stdout) == 0 && written;
     td_json_end(&w);
     return written;
 }

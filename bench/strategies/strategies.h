@@ -1,4 +1,4 @@
-/* What the files of `strategies` share: a matrix of cells, a strategy on a number of ranks each, and what is known of every cell.
+/* What the files of `strategies` share: of a model a matrix of cells, a strategy on a number of ranks each, and what is known of every cell.
  *
  * A cell is measured by the model's own binary as a child process, and foretold by its `plan`. A cell that fails keeps the child's
  * one-line error; the others go on.
@@ -18,7 +18,18 @@ enum { CELLS = 128, PATH_ROOM = 4096, WORDS = 128, ERROR_ROOM = 300 };
 /* Of one update; NaN: not known. */
 typedef struct figures {
     double items_per_s, step_ms, peak_bytes, comm_bytes, exposed_ms;
+    double own_plan_bytes;        /* of the run that was measured: with the memory that its own libraries asked for */
 } figures;
+
+/* A model by name: a binary's, and how. */
+enum { SHAPE_WORDS = 8, SHAPE_NAMES = 128 };
+typedef struct shape {
+    const char *name, *binary;
+    const char *words[SHAPE_WORDS]; /* flags for the binary */
+    const char *strategies;       /* where none are asked for */
+    int rows;                     /* of a batch, for each rank */
+    int tokens;                   /* of a row */
+} shape;
 
 typedef struct cell {
     char strategy[64];
@@ -34,16 +45,25 @@ typedef struct cell {
 typedef struct bench {
     td_context *td;
     char binary[PATH_ROOM];       /* of the model */
-    const char *model, *device, *out, *machine, *dtype;
+    char model[64], out[PATH_ROOM / 16 + 80]; /* out "": nothing is written */
+    const char *device, *machine, *dtype; /* dtype NULL: the binary's own */
+    const shape *shape;           /* NULL: the model is a binary, and as its flags say */
     bool checks;
+    FILE *table;                  /* where figures go as text */
+    bool prints_json;             /* and what is in results.json to stdout */
     int steps;                    /* 0: the binary's own */
     int rank_threads;
+    int rank_rows;                /* of a batch, for each rank; 0: the batch is what the flags say, on any ranks */
     const char *words[WORDS];     /* passed on to the model */
     int word_count;
     cell cells[CELLS];
     int cell_count;
     bool stopped;                 /* by a signal */
 } bench;
+
+/* ---- shapes.c: models by name */
+const shape *shape_named(const char *name);   /* NULL: there is none */
+const char *shape_names(char to[SHAPE_NAMES]); /* all of them, with commas between */
 
 /* ---- child.c: processes */
 /* Signals that ask for an end are noted, and passed on to the child that runs. */
@@ -61,10 +81,10 @@ void cell_measure(bench *b, cell *c);
 int cell_train(bench *b, cell *c, double *losses, int room);
 const cell *cells_baseline(const bench *b);   /* one rank; NULL: there is none that went well */
 
-/* ---- report.c: the table, DIR/results.json and the plots */
+/* ---- report.c: the table, OUT/results.json and the plots */
 void report_begin(const bench *b);
 void report_cell(const bench *b, const cell *c);
-bool report_write(const bench *b);            /* false: a message was printed */
+bool report_write(const bench *b);            /* to OUT, or stdout, or both. false: a message was printed */
 bool report_plot(const bench *b);
 
 #endif
