@@ -81,7 +81,8 @@ def model_and_data(shape, device):
     batch = shape["batch"]
     if shape["model"] == "mlp":
         sizes = shape["sizes"]
-        return MLP(**shape).to(device), (torch.rand(batch, sizes[0], device=device), torch.randint(0, sizes[-1], (batch,), device=device))
+        # With numbers from 0 to 1 its step takes 0.148 ms in place of 0.106 on an H200: what is learnt by heart leaves denormal moments.
+        return MLP(**shape).to(device), (torch.randn(batch, sizes[0], device=device), torch.randint(0, sizes[-1], (batch,), device=device))
     tokens = [torch.randint(0, shape["vocabulary"], (batch, shape["context"]), device=device) for _ in range(2)]
     return GPT(**shape).to(device), tuple(tokens)
 
