@@ -15,6 +15,8 @@ typedef struct par_device {
     void (*use)(int number);                            /* this thread's device from now on */
     void *(*get_host)(int64_t bytes);                   /* of the host's memory, page-locked; NULL: there is none */
     void (*put_host)(void *memory);
+    void *(*get)(int64_t bytes);                        /* zeros in the memory of this thread's device; NULL: there is none */
+    void (*put)(void *memory);
     bool (*to_host)(void *queue, void *to, const void *from, int64_t bytes);
     bool (*to_device)(void *queue, void *to, const void *from, int64_t bytes);
     bool (*copy)(void *queue, void *to, const void *from, int64_t bytes); /* within the device's memory */

@@ -36,6 +36,16 @@ static void *get_host(int64_t bytes)
 
 static void put_host(void *memory) { cudaFreeHost(memory); }
 
+static void *get(int64_t bytes)
+{
+    void *memory = NULL;
+    if (ok(cudaMalloc(&memory, (size_t)bytes)) && ok(cudaMemset(memory, 0, (size_t)bytes))) return memory;
+    cudaFree(memory);
+    return NULL;
+}
+
+static void put(void *memory) { cudaFree(memory); }
+
 static bool to_host(void *queue, void *to, const void *from, int64_t bytes)
 {
     return ok(cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDeviceToHost, queue));
@@ -71,8 +81,9 @@ static bool has_passed(void *mark)
 static void free_mark(void *mark) { cudaEventDestroy(mark); }
 
 const par_device par_cuda_device = {
-    .key = key_of, .number = number_of, .use = use, .get_host = get_host, .put_host = put_host, .to_host = to_host, .to_device = to_device,
-    .copy = copy, .call = call, .wait = wait, .make_mark = make_mark, .put_mark = put_mark, .has_passed = has_passed, .free_mark = free_mark,
+    .key = key_of, .number = number_of, .use = use, .get_host = get_host, .put_host = put_host, .get = get, .put = put, .to_host = to_host,
+    .to_device = to_device, .copy = copy, .call = call, .wait = wait, .make_mark = make_mark, .put_mark = put_mark,
+    .has_passed = has_passed, .free_mark = free_mark,
 };
 
 int par_cuda_count(void)

@@ -3,6 +3,7 @@
  *     transport_nccl.c  the collectives
  *     nccl.c            communicators: made, called and given back
  *     nccl_watch.c      the thread that sees failures, and gives communicators up
+ *     nccl_bare.c       calls that nothing is around, to compare with
  *     nccl_library.c    NCCL, loaded
  *
  * Two threads call NCCL: the rank's own, which makes communicators and puts collectives on the queue, and the watcher, which looks for
@@ -21,7 +22,7 @@
 
 typedef struct par_nccl_options {
     const char *library;                                /* its file */
-    const par_device *device;                           /* use, copy, number and marks are called */
+    const par_device *device;                           /* use, copy, number, marks and, for calls made bare, memory are asked for */
     bool alone;                                         /* tests: ranks that are alone on an axis have a communicator, too */
 } par_nccl_options;
 
@@ -98,5 +99,8 @@ void par_nccl_mark_run(par_nccl *n);
 /* ---- transport_nccl.c ------------------------------------------------------------------------------------ */
 
 void par_nccl_fill(par_nccl *n, td_transport *out);
+extern const int par_nccl_dtype[TD_DTYPES];
+/* all_to_all among so many ranks, which NCCL before 2.28 has in parts. count: elements of a part; what it gives is NCCL's. */
+int par_nccl_exchange(const nccl_library *lib, nccl_comm comm, int ranks, const void *in, void *out, int64_t count, td_dtype dtype, void *queue);
 
 #endif

@@ -209,6 +209,27 @@ typedef struct par_call {
  * plan, or an error. */
 TD_API par_call *par_calls(td_context *td, int64_t *count);
 
+/* ---- What collectives take ------------------------------------------------------------------------------- */
+
+typedef enum par_collective {
+    PAR_NO_COLLECTIVE,
+    PAR_ALL_REDUCE,
+    PAR_REDUCE_SCATTER,
+    PAR_ALL_GATHER,
+    PAR_ALL_TO_ALL,
+    PAR_BROADCAST,
+    PAR_BARRIER,
+} par_collective;
+
+/* "all_reduce" */
+TD_API const char *par_collective_name(par_collective kind);
+
+/* Seconds that one of `calls` calls takes which follow one another on the same buffers, of the library that connects ranks with a GPU each,
+ * called bare: without plan, graph or count, on td's queue, which is waited for before and behind. All ranks, which td has been attached as one
+ * of, call it alike. kind: all_reduce, reduce_scatter, all_gather or all_to_all; count: elements as td_transport has it. NaN and true where
+ * nothing such carries collectives: ranks on the CPU, ranks that share a GPU. false and an error of td. */
+TD_API bool par_measure_bare(td_context *td, par_world *world, int rank, par_collective kind, int64_t count, td_dtype dtype, int calls, double *seconds);
+
 /* What collectives between ranks of this machine take, measured with so many threads (2 to 4): seconds of the smallest one, and
  * bytes a second, sent by one rank, of a large one. About 0.1 s. false and an error. */
 typedef struct par_link {

@@ -12,7 +12,7 @@
 
 #include "parallel/nccl.h"
 
-static const int nccl_dtype[TD_DTYPES] = {
+const int par_nccl_dtype[TD_DTYPES] = {
     [TD_F32] = NCCL_F32, [TD_F64] = NCCL_F64, [TD_BF16] = NCCL_BF16, [TD_F16] = NCCL_F16,
     [TD_I32] = NCCL_I32, [TD_I64] = NCCL_I64, [TD_U8] = NCCL_U8,
 };
@@ -35,7 +35,7 @@ static bool begin(void *self, int axes, par_meeting meeting, call *c)
     c->with = n->of_slot[c->g.slot];
     c->comm = c->with ? c->with->comm : NULL;
     c->queue = td_queue(n->me->td);
-    c->dtype = nccl_dtype[meeting.dtype];
+    c->dtype = par_nccl_dtype[meeting.dtype];
     return true;
 }
 
@@ -93,16 +93,17 @@ static bool nccl_all_gather(void *self, int axis, const void *in, void *out, int
     return par_nccl_begin(c.n) && end(&c, c.n->lib.all_gather(in, out, (size_t)count, c.dtype, c.comm, c.queue));
 }
 
-/* As NCCL before 2.28 has it. What is put in a group begins when it ends. */
-static int exchange(const call *c, const char *in, char *out)
+/* What is put in a group begins when it ends. */
+int par_nccl_exchange(const nccl_library *lib, nccl_comm comm, int ranks, const void *in, void *out, int64_t count, td_dtype dtype, void *queue)
 {
-    const nccl_library *lib = &c->n->lib;
-    int64_t part = c->g.meeting.count * td_dtype_size((td_dtype)c->g.meeting.dtype);
-    size_t count = (size_t)c->g.meeting.count;
+    int64_t part = count * td_dtype_size(dtype);
+    size_t elements = (size_t)count;
+    int of = par_nccl_dtype[dtype];
+    if (lib->all_to_all) return lib->all_to_all(in, out, elements, of, comm, queue);
     int result = lib->group_start();
-    for (int i = 0; i < c->g.size && result == NCCL_SUCCESS; i++) {
-        result = lib->send(in + i * part, count, c->dtype, i, c->comm, c->queue);
-        if (result == NCCL_SUCCESS) result = lib->receive(out + i * part, count, c->dtype, i, c->comm, c->queue);
+    for (int i = 0; i < ranks && result == NCCL_SUCCESS; i++) {
+        result = lib->send((const char *)in + i * part, elements, of, i, comm, queue);
+        if (result == NCCL_SUCCESS) result = lib->receive((char *)out + i * part, elements, of, i, comm, queue);
     }
     int ended = lib->group_end();
     return result == NCCL_SUCCESS ? ended : result;
@@ -113,9 +114,7 @@ static bool nccl_all_to_all(void *self, int axis, const void *in, void *out, int
     call c;
     if (!begin(self, axis, (par_meeting){ .kind = PAR_ALL_TO_ALL, .count = count, .dtype = (int32_t)dtype }, &c)) return false;
     if (needs_nobody(&c)) return copy(&c, in, out);
-    if (!par_nccl_begin(c.n)) return false;
-    if (!c.n->lib.all_to_all) return end(&c, exchange(&c, in, out));
-    return end(&c, c.n->lib.all_to_all(in, out, (size_t)count, c.dtype, c.comm, c.queue));
+    return par_nccl_begin(c.n) && end(&c, par_nccl_exchange(&c.n->lib, c.comm, c.g.size, in, out, count, dtype, c.queue));
 }
 
 static bool nccl_broadcast(void *self, int axis, int root, void *data, int64_t bytes)

@@ -30,18 +30,6 @@ enum {
 
 /* ---- Collectives ----------------------------------------------------------------------------------------- */
 
-typedef enum par_collective {
-    PAR_NO_COLLECTIVE,
-    PAR_ALL_REDUCE,
-    PAR_REDUCE_SCATTER,
-    PAR_ALL_GATHER,
-    PAR_ALL_TO_ALL,
-    PAR_BROADCAST,
-    PAR_BARRIER,
-} par_collective;
-
-const char *par_collective_name(par_collective kind);
-
 /* Bytes one rank sends in one call, ring-optimal, q = (ranks - 1) / ranks: all_reduce 2q of its data; reduce_scatter,
  * all_gather and all_to_all q of ranks x count elements; broadcast q of its data; rounded up to a byte. `count` as in
  * td_transport: elements of the data (all_reduce, broadcast), else of one rank's part. */

@@ -235,6 +235,17 @@ static int replays(one *o, int64_t count)
     return 0;
 }
 
+/* Of a buffer of 4 MB each takes some time, and no second. */
+static int called_bare(one *o)
+{
+    for (par_collective kind = PAR_ALL_REDUCE; kind <= PAR_ALL_TO_ALL; kind++) {
+        double seconds = -1;
+        bool measured = par_measure_bare(o->td, o->world, o->rank, kind, (1 << 20) / o->ranks, TD_F32, 20, &seconds);
+        if (!measured || !(seconds > 0 && seconds < 1)) return failed(o, "a collective called bare");
+    }
+    return 0;
+}
+
 /* ---- One GPU */
 
 START_TEST(test_nccl_of_this_machine_has_what_is_needed)
@@ -252,7 +263,7 @@ static int alone(par_world *world, int rank, void *user)
 {
     (void)user;
     one o = { .world = world, .rank = rank, .ranks = 1 };
-    return open_rank(&o, NULL, true) || every_collective(&o) || replays(&o, 1000) || close_rank(&o);
+    return open_rank(&o, NULL, true) || every_collective(&o) || replays(&o, 1000) || called_bare(&o) || close_rank(&o);
 }
 
 START_TEST(test_a_rank_alone_copies_through_communicators_of_its_own)
@@ -330,7 +341,7 @@ static int be_rank(const char *what)
     if (gpus() < o.ranks) ranks_be_a_host(o.rank);
     bool values = !strcmp(what, "values");
     int status = open_rank(&o, NULL, false);
-    if (!status && values) status = every_collective(&o) || same_as_local(&o) || replays(&o, 1000) || replays(&o, 100000);
+    if (!status && values) status = every_collective(&o) || same_as_local(&o) || replays(&o, 1000) || replays(&o, 100000) || called_bare(&o);
     else if (!status) status = stumble(&o, what);
     if (status && td_error(o.td) != TD_OK) par_fail_world(o.world, o.rank, td_error_text(o.td));
     close_rank(&o);

@@ -39,8 +39,10 @@ static bool put_mark(void *mark, void *queue)
 }
 
 static bool has_passed(void *mark) { return mark && !stuck; }
-static const par_device host_gpu = { .number = number_of, .use = use, .copy = copy, .make_mark = make_mark, .put_mark = put_mark,
-                                     .has_passed = has_passed, .free_mark = free };
+static void *get(int64_t bytes) { return calloc(1, (size_t)bytes); }
+static void put(void *memory) { free(memory); }
+static const par_device host_gpu = { .number = number_of, .use = use, .get = get, .put = put, .copy = copy, .make_mark = make_mark,
+                                     .put_mark = put_mark, .has_passed = has_passed, .free_mark = free };
 static const par_nccl_options options = { .library = FAKE_NCCL, .device = &host_gpu };
 
 /* ---- A rank, with a CPU transport between whose ranks nothing is sent */
@@ -381,6 +383,51 @@ START_TEST(test_collectives_go_to_nccl_on_the_queue_of_the_call)
     ck_assert(o.t.barrier(o.t.self));
     ck_assert_int_eq(barriers, 1);
     close_rank(&o);
+}
+END_TEST
+
+START_TEST(test_collectives_called_bare_are_nothing_else)
+{
+    one o = open_rank(line(1, 4), &patient, &options);
+    double seconds;
+    int64_t calls;
+    ck_assert(par_measure_bare(o.td, o.world, 1, PAR_ALL_REDUCE, 10, TD_F32, 2, &seconds));
+    ck_assert(seconds > 0 && seconds < 60);
+    ck_assert_int_eq(count_of(nccl_log(), "all_reduce c0 10 x 7 by 0 in place on 77\n"), 7); /* 5 before */
+    ck_assert_int_eq(barriers, 1);
+    ck_assert(par_measure_bare(o.td, o.world, 1, PAR_REDUCE_SCATTER, 10, TD_BF16, 1, &seconds));
+    ck_assert(par_measure_bare(o.td, o.world, 1, PAR_ALL_GATHER, 10, TD_BF16, 1, &seconds));
+    ck_assert(par_measure_bare(o.td, o.world, 1, PAR_ALL_TO_ALL, 10, TD_BF16, 1, &seconds));
+    ck_assert_str_has(nccl_log(), "reduce_scatter c0 10 x 9 by 0 on 77\nall_gather c0 10 x 9 on 77\n");
+    ck_assert_int_eq(count_of(nccl_log(), "all_to_all c0 10 x 9 on 77\n"), 6);
+    ck_assert_int_eq(o.t.sent(o.t.self, &calls), 0);
+    ck_assert_int_eq(calls, 0);
+    close_rank(&o);
+}
+END_TEST
+
+START_TEST(test_a_bare_collective_that_is_not_done_has_a_deadline)
+{
+    one o = open_rank(line(1, 4), &hasty, &options);
+    double seconds;
+    stuck = 1;
+    ck_assert(!par_measure_bare(o.td, o.world, 1, PAR_ALL_REDUCE, 10, TD_F32, 2, &seconds));
+    ck_assert_str_eq(td_error_text(o.td), "rank 1: all_reduce, called bare, is not done within 0.3 s");
+    await_given_up();
+    close_rank(&o);
+}
+END_TEST
+
+START_TEST(test_where_nothing_connects_gpus_nothing_is_called_bare)
+{
+    par_world *world = par_world_threads(1, &patient);
+    td_context *td = open_cpu(TD_F32);
+    double seconds = 0;
+    ck_assert(par_attach(td, world, 0, NULL));
+    ck_assert(par_measure_bare(td, world, 0, PAR_ALL_REDUCE, 10, TD_F32, 2, &seconds));
+    ck_assert(isnan(seconds));
+    td_close(td);
+    par_world_close(world);
 }
 END_TEST
 
@@ -743,7 +790,8 @@ TESTS("nccl_calls", test_a_library_that_cannot_be_used_is_said, test_versions_ar
       test_a_context_that_comes_later_finds_communicators, test_communicators_are_given_back_when_the_world_closes,
       test_those_that_do_not_let_go_are_given_up, test_ids_come_to_all_of_a_group_through_the_cpu_transport,
       test_ranks_with_different_versions_are_told,
-      test_collectives_go_to_nccl_on_the_queue_of_the_call, test_an_older_nccl_sends_parts_one_by_one,
+      test_collectives_go_to_nccl_on_the_queue_of_the_call, test_collectives_called_bare_are_nothing_else,
+      test_a_bare_collective_that_is_not_done_has_a_deadline, test_where_nothing_connects_gpus_nothing_is_called_bare, test_an_older_nccl_sends_parts_one_by_one,
       test_calls_are_counted_as_those_of_other_transports, test_calls_without_elements_are_counted_and_not_made,
       test_runs_that_call_nothing_are_counted_as_what_they_repeat, test_a_call_in_progress_is_asked_after_until_it_is_not,
       test_ranks_that_do_not_connect_are_given_up_in_time, test_a_call_that_fails_or_stays_in_progress_ends_in_time,

@@ -109,6 +109,15 @@ cudaError_t cudaFreeHost(void *memory)
     return cudaSuccess;
 }
 
+cudaError_t cudaMalloc(void **to, size_t bytes) { return cudaHostAlloc(to, bytes, cudaHostAllocDefault); }
+cudaError_t cudaFree(void *memory) { return cudaFreeHost(memory); }
+
+cudaError_t cudaMemset(void *to, int value, size_t bytes)
+{
+    memset(to, value, bytes);
+    return cudaSuccess;
+}
+
 /* ---- Streams */
 
 /* Whether the stream is part of the capture: it began it, or has waited for one that is. */

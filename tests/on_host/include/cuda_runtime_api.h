@@ -53,6 +53,9 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *to, int device);
 cudaError_t cudaMemGetInfo(size_t *free, size_t *total);
 cudaError_t cudaHostAlloc(void **to, size_t bytes, unsigned flags);
 cudaError_t cudaFreeHost(void *memory);
+cudaError_t cudaMalloc(void **to, size_t bytes);
+cudaError_t cudaFree(void *memory);
+cudaError_t cudaMemset(void *to, int value, size_t bytes);
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream);
 cudaError_t cudaMemcpy2DAsync(void *to, size_t to_row, const void *from, size_t from_row, size_t bytes, size_t rows, enum cudaMemcpyKind kind,
                               cudaStream_t stream);
