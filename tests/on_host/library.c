@@ -34,6 +34,7 @@ void *td_cuda_get(td_context *td, int64_t bytes, const char *kind)
     memset(memory, 0xFF, (size_t)bytes);
     td->device_counts.allocations++;
     td->device_counts.bytes += bytes;
+    if (td->device_counts.bytes > td->device_counts.most_bytes) td->device_counts.most_bytes = td->device_counts.bytes;
     return memory;
 }
 
