@@ -15,6 +15,7 @@ fake() # FILE: from standard input, executable
 # 2 ms and 1,863,690 parameters, as the MLP has; the GPT is short of one.
 fake bin/mlp <<'END'
 #!/bin/sh
+echo "mlp $*" >>asked
 echo '{ "params": 1863690, "step_ms": 2.0, "peak_bytes": 1073741824 }'
 END
 fake bin/gpt <<'END'
@@ -27,8 +28,10 @@ fake bin/python <<'END'
 [ "$1" != -c ] || exit 0
 for shape in "$@"; do :; done
 case $shape in *'"mlp"'*) params=1863690 ;; *) params=10745088 ;; esac
-echo '{ "torch": "2", "cuda": "13.0", "cudnn": 91900, "cublaslt": 130100 }'
+echo "python $*" >>asked
+echo '{ "torch": "2", "cuda": "13.0", "cudnn": 91900, "cublaslt": 130100, "nccl": "2.29.3" }'
 while read -r verb value; do
+    echo "$verb" >>asked
     case "$verb $value" in
     'prepare graph') echo '{ "error": "no graph" }' ;;
     prepare*) ms=5; [ "$value" != compile ] || ms=3; echo "{ \"params\": $params, \"peak_bytes\": 2147483648 }" ;;
@@ -38,7 +41,8 @@ done
 END
 fake bin/nvidia-smi <<'END'
 #!/bin/sh
-echo 'NVIDIA H200, 580.1, 1980, 3201, 1980, 345.22, 700.00, 41, [N/A], 12345'
+[ "$2" -lt 2 ] || { echo 'No devices were found'; exit 6; }
+echo "NVIDIA H200, 580.1, 1980, 3201, 1980, 345.22, 700.00, 41, [N/A], 12345, ${MIB:-143771}"
 END
 
 has() # FILE TEXT
@@ -69,9 +73,36 @@ has out/RESULTS.md 'stays'
 has said 'torch graph: no graph'
 has "$(echo out/results/mlp-h200-*.json)" '"power.draw": 345.22'
 
+if grep -qx rest asked; then echo 'PyTorch gave back memory that nobody needed'; exit 1; fi
+
+# Several ranks: as many batches, torchrun on the other side, a section of their own beside the other.
+rm asked
+run mlp --ranks 2 --strategy ddp,fsdp
+has asked 'mlp bench --device cuda --dtype bf16 --batch 256 --clip 0.0 --steps 20 --json --hidden 1024,1024 --ranks 2 --strategy fsdp'
+has asked 'python -m torch.distributed.run --standalone --nproc-per-node 2 '
+has asked '--device cuda --strategy ddp --dtype bf16'
+has out/RESULTS.md '## Training steps against PyTorch, 2 NVIDIA H200'
+has out/RESULTS.md '| mlp | ddp | bf16 | 1,863,690 | 256 | 2 ms (0.0%) | 128k rows/s | 0.1% | 1.00 | 3 ms (0.0%) | compile of 2 | 0.0% | 2.00 | 5 ms | 1.50x |'
+has out/RESULTS.md '| mlp | fsdp |'
+has out/RESULTS.md '580.1'
+[ "$(grep -c '^## ' out/RESULTS.md)" -eq 3 ]
+cp out/RESULTS.md before
+run --section
+cmp before out/RESULTS.md
+
+# Where a GPU has no room for both, PyTorch gives its memory back before each of our turns.
+rm asked
+MIB=3000 run mlp --ranks 2
+[ "$(grep -cx rest asked)" -eq 2 ]
+[ "$(grep -cx prepare asked)" -eq 4 ]
+refused '3 ranks have 2 GPUs, and each needs one of its own: no NVIDIA GPU 2' mlp --ranks 3
+refused "PyTorch has no 'hsdp:2x1'" mlp --ranks 2 --strategy hsdp:2x1
+refused '--strategy is for --ranks N' mlp --strategy ddp
+refused "device 'cuda:1' is not cpu or cuda, of which each rank has one" mlp --ranks 2 --device cuda:1
+
 # Another model than PyTorch's is no comparison; others are measured all the same.
 refused 'gpt-10m: Tandem trains 10745087 parameters, PyTorch 10745088' gpt-10m mlp
-[ "$(find out/results -name '*.json' | wc -l)" -eq 1 ]
+[ "$(find out/results -name '*.json' | wc -l)" -eq 3 ]
 
 # What is missing is said in a sentence.
 refused 'lacking/mlp is missing' mlp --bin lacking
@@ -82,3 +113,6 @@ if ! command -v nvidia-smi >/dev/null; then
 fi
 run mlp --device cpu --dtypes f32 --threads 1
 has out/RESULTS.md '| mlp | 128 | 1 | f32 | 2.00 ms (0%) | 5.00 ms | 3.00 ms | 3.00 ms (0%) | 1.50x |'
+run mlp --device cpu --dtypes f32 --ranks 2
+has out/RESULTS.md '## Training steps against PyTorch, 2 ranks on a CPU'
+has out/RESULTS.md '| mlp | ddp | f32 | 1,863,690 | 256 | 2 ms (0.0%) | 128k rows/s | - | 1.00 | 3 ms (0.0%) | compile of 2 | - | 2.00 | 5 ms | 1.50x |'
