@@ -120,10 +120,11 @@ START_TEST(test_shapes_are_measured_as_others_measure_them)
     ck_assert_str_has(out_text, "5.0 %"); /* exposed, of a step */
     /* What they are on GPUs, where nothing else is said. */
     ck_assert_sh(0, "rm -f asked; REAL=true ./strategies --model llama8b --ranks 1,4 --device cuda");
+    ck_assert_str_has(out_text, "llama8b on cuda, bf16, 2 rows a rank");
+    ck_assert_str_has(out_text, "planned for h200x4");
     ck_assert_sh(0, "grep -x 'bench --clip 0 --size llama8b --context 4096 --batch 8 --device cuda --dtype bf16 --strategy fsdp --ranks 4 "
                     "--threads [0-9]* --json' asked");
     ck_assert_sh(0, "grep -x 'plan .* --strategy single --world 1 .* --machine h200x4' asked");
-    ck_assert_str_has(out_text, "planned for h200x4");
 }
 END_TEST
 
