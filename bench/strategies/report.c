@@ -6,20 +6,22 @@
 
 /* ---- The table: a figure and, in brackets, its prediction, where asked for with prediction / figure */
 
-static void figure(char to[48], double value, double planned, double factor, int digits)
+enum { FIGURE = 64, COMPARED = FIGURE + 32 };
+
+static void figure(char to[FIGURE], double value, double planned, double factor, int digits)
 {
     char a[24] = "-", p[24] = "-";
     if (!isnan(value)) snprintf(a, sizeof a, "%.*f", digits, factor * value);
     if (!isnan(planned)) snprintf(p, sizeof p, "%.*f", digits, factor * planned);
-    snprintf(to, 48, "%s (%s)", a, p);
+    snprintf(to, FIGURE, "%s (%s)", a, p);
 }
 
-static void compared(char to[64], double value, double planned, double factor, int digits)
+static void compared(char to[COMPARED], double value, double planned, double factor, int digits)
 {
-    char both[48], ratio[16] = "-";
+    char both[FIGURE], ratio[16] = "-";
     figure(both, value, planned, factor, digits);
     if (planned / value > 0) snprintf(ratio, sizeof ratio, "%.2f", planned / value);
-    snprintf(to, 64, "%.*s, %s)", (int)strlen(both) - 1, both, ratio);
+    snprintf(to, COMPARED, "%.*s, %s)", (int)strlen(both) - 1, both, ratio);
 }
 
 /* Tokens, or items, of an item a second. */
@@ -39,7 +41,7 @@ void report_begin(const bench *b)
 
 void report_cell(const bench *b, const cell *c)
 {
-    char rate[48], ms[64], mib[64], mb[48], exposed[48], efficiency[24] = "-", part[24] = "-";
+    char rate[FIGURE], ms[COMPARED], mib[COMPARED], mb[FIGURE], exposed[FIGURE], efficiency[24] = "-", part[24] = "-";
     const figures *m = &c->measured, *p = &c->planned;
     if (*c->error) {
         fprintf(b->table, "%5d %-12s %s\n", c->ranks, c->strategy, c->error);
