@@ -2,7 +2,6 @@
  */
 #include "core/internal.h"
 
-#include <stdio.h>
 #include <string.h>
 #include <time.h>
 

@@ -1,7 +1,6 @@
 /* Programs: arrays of nodes and values that grow, are copied, compared and printed. */
 #include "core/internal.h"
 
-#include <stdio.h>
 #include <string.h>
 
 void td_program_reset(td_program *p, uint32_t generation)

@@ -10,7 +10,6 @@
  *   - so does a sum over 16-bit rows, the gradient of a bias, that is narrowed only to be widened.
  */
 #include "core/internal.h"
-#include "core/ops/list.h"
 #include "core/ops/op.h"
 
 #include <string.h>

@@ -1,6 +1,5 @@
 /* Tokenizers of characters and of bytes, and what all kinds share. */
 #include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "core/utf8.h"

@@ -5,11 +5,9 @@
  */
 #include "parallel/nccl.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "parallel/mpi.h"
 

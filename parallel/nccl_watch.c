@@ -7,8 +7,6 @@
  * How far the GPU has come is known by marks behind each run. Where it has not come to the next one, nor the host to its next call, for
  * as long as ranks wait for one another, and no rank is busy, somebody is late.
  */
-#include <errno.h>
-#include <stdio.h>
 #include <string.h>
 #include <time.h>
 

@@ -1,6 +1,5 @@
 /* Machines: a few that are described here, a file, and this one. */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 

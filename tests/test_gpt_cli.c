@@ -2,9 +2,7 @@
  * clear line and the right exit status.
  * Timeout: 600 s
  */
-#include <errno.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -2,10 +2,7 @@
  * refused by name before anything is made.
  * Timeout: 300 s
  */
-#include <errno.h>
-#include <stdarg.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "core/json.h"

@@ -3,7 +3,6 @@
  *
  * Timeout: 300 s
  */
-#include <stdarg.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 

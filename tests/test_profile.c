@@ -6,8 +6,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <stdarg.h>
-
 #include <tandem/nn.h>
 #include <tandem/optim.h>
 

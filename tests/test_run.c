@@ -1,7 +1,6 @@
 /* The run layer inside one process: flags, the loop, its files, checkpoints. What needs the binaries is in test_cli.c.
  * Timeout: 300 s
  */
-#include <dirent.h>
 #include <signal.h>
 
 #include "run/flags.h"
