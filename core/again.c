@@ -5,14 +5,18 @@
  * the peak it is made again, by the same operation of the same operands, to the same bits. Of several the largest for what they move
  * come first, the latest of equal ones. A product that gives gelu and what gelu is of (linear_gelu) is taken apart for it.
  *
- * How much may be moved for it is the caller's to say. Nothing else of the program changes, and collectives keep their order.
+ * How much may be moved for it is the caller's to say; on a GPU a call takes its time however little it moves. Nothing else of the program
+ * changes, and collectives keep their order.
  */
 #include "core/ops/fused.h"
 #include "core/peak.h"
 
 #include <string.h>
 
-enum { LEAST_SHARE = 100 };                   /* smaller parts of what is alive are not worth a call */
+enum {
+    LEAST_SHARE = 100,                        /* smaller parts of what is alive are not worth a call */
+    GPU_CALL_BYTES = 8 << 20,                 /* what a GPU moves in the 2 us that a call takes it at the least */
+};
 
 typedef struct search {
     const td_planned *plan;
@@ -105,10 +109,11 @@ static int64_t bytes_of(const td_task *task)
     return td_shape_elements(out->shape) * td_dtype_size(out->dtype);
 }
 
-/* What making it again moves: what a product gave along is read once more in the forward too. */
+/* What making it again moves, or could be moved meanwhile: what a product gave along is read once more in the forward too. */
 static int64_t moved_for(const search *s, const td_task *task)
 {
-    return is_kept_gelu(&s->p->nodes[task->node]) ? 3 * bytes_of(task) : task->cost.bytes;
+    int64_t moved = is_kept_gelu(&s->p->nodes[task->node]) ? 3 * bytes_of(task) : task->cost.bytes;
+    return s->p->td->device->is_gpu && moved < GPU_CALL_BYTES ? GPU_CALL_BYTES : moved;
 }
 
 /* The next to be chosen; NULL: nothing is left that is worth it and moves at most `most` bytes. */
