@@ -23,10 +23,11 @@ static bool give_block(td_planner *pl, uint32_t index)
         return block != TD_NONE;
     }
     if (n->op->flags & TD_OP_SOURCE) {
-        uint32_t slot = ((const td_input_attr *)td_node_attr(pl->p, n))->slot;
+        bool constant = n->op == &td_op_constant;
+        uint32_t slot = constant ? index : ((const td_input_attr *)td_node_attr(pl->p, n))->slot;
         int64_t bytes = td_value_bytes(pl, n->output);
-        pl->where[n->output].block = td_block_add(pl, (td_block){ .kind = TD_BLOCK_SLOT, .index = slot, .first = -1, .last = -1,
-                                                                  .bytes = bytes, .offset = pl->plan->slot_bytes });
+        pl->where[n->output].block = td_block_add(pl, (td_block){ .kind = constant ? TD_BLOCK_CONSTANT : TD_BLOCK_SLOT, .index = slot,
+                                                                  .first = -1, .last = -1, .bytes = bytes, .offset = pl->plan->slot_bytes });
         if (pl->td->device->is_gpu) pl->plan->slot_bytes += td_block_round(pl, bytes);
         return pl->where[n->output].block != TD_NONE;
     }

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "core/device_pool.h"
+#include "core/ops/convert.h"
 
 _Static_assert(sizeof(td_cuda_run) <= TD_GPU_ALIGN, "slots follow the numbers of the run");
 
@@ -93,11 +94,21 @@ static void copy_slot(td_context *td, char *to, const void *from, int64_t bytes)
     td_parallel_for(&td->run, bytes, bytes / PARTS > PART_BYTES ? bytes / PARTS : PART_BYTES, copy_part, &c);
 }
 
+static void write_constant(const td_planned *plan, const td_block *block, char *to)
+{
+    const td_node *n = &plan->program->nodes[block->index];
+    const td_constant_attr *attr = td_node_attr(plan->program, n);
+    td_dtype dtype = (td_dtype)plan->program->values[n->output].dtype;
+    int64_t item = td_dtype_size(dtype);
+    for (int64_t at = 0; at < block->bytes; at += item) td_store_f64(to + at, dtype, &attr->value, 1);
+}
+
 static void fill(td_context *td, const td_planned *plan, char *to)
 {
     *(td_cuda_run *)to = (td_cuda_run){ .seed = td->run.seed, .update = td->run.update, .micro = td->run.micro };
     for (uint32_t b = 0; b < plan->block_count; b++) {
         const td_block *block = &plan->blocks[b];
+        if (block->kind == TD_BLOCK_CONSTANT) write_constant(plan, block, to + TD_GPU_ALIGN + block->offset);
         if (block->kind != TD_BLOCK_SLOT) continue;
         const td_slot *slot = &td->slots[block->index];
         if (slot->data) copy_slot(td, to + TD_GPU_ALIGN + block->offset, slot->data, block->bytes);

@@ -57,7 +57,8 @@ static char *block_base(const td_context *td, const td_planned *plan, uint32_t b
     switch (b->kind) {
     case TD_BLOCK_ARENA: return arena_at(td, b) + offset;
     case TD_BLOCK_UNIT:  return (char *)td->units[b->index].memory + offset;
-    case TD_BLOCK_SLOT:  break;
+    case TD_BLOCK_SLOT:
+    case TD_BLOCK_CONSTANT: break;
     }
     return NULL;
 }

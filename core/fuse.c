@@ -1,6 +1,7 @@
 /* fuse: attention absorbs the copies around it (absorb.c), products, norms and losses what follows them (epilogue.c), on a GPU the
- * copies of parameters become one (members.c), and chains of pointwise operations single nodes that run tile by tile. A mask of dropout
- * is drawn in the chain that reads it, and sums and maxima over trailing dimensions are taken in the chain whose value they read.
+ * copies of parameters become one (members.c) and small fills constants (constants.c), and chains of pointwise operations single nodes that
+ * run tile by tile. A mask of dropout is drawn in the chain that reads it, and sums and maxima over trailing dimensions are taken in the
+ * chain whose value they read.
  *
  * Nodes are taken in order. A pointwise node joins the open groups whose values it reads, if its shape and placement are
  * theirs, and unites them; a group closes, and is emitted, when a node that cannot join reads one of its values. So
@@ -382,8 +383,10 @@ static td_program *fused(const td_program *in)
 
 td_program *td_fuse_pass(const td_program *in)
 {
-    td_program *(*const members)(const td_program *) = in->td->device->is_gpu ? td_members_pass : NULL;
-    td_program *(*const passes[])(const td_program *) = { td_absorb_pass, td_epilogue_pass, members, fused };
+    bool is_gpu = in->td->device->is_gpu;
+    td_program *(*const members)(const td_program *) = is_gpu ? td_members_pass : NULL;
+    td_program *(*const constants)(const td_program *) = is_gpu && !td_stage_off(in->td, TD_STAGE_CONSTANTS) ? td_constants_pass : NULL;
+    td_program *(*const passes[])(const td_program *) = { td_absorb_pass, td_epilogue_pass, members, fused, constants };
     td_program *p = NULL;
     for (size_t i = 0; i < sizeof passes / sizeof *passes; i++) {
         if (!passes[i]) continue;

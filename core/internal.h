@@ -210,7 +210,7 @@ struct td_context {
 typedef enum td_stage {
     TD_STAGE_RECORD, TD_STAGE_PRECISION, TD_STAGE_GRAD, TD_STAGE_SIMPLIFY, TD_STAGE_PLACE, TD_STAGE_SCHEDULE,
     TD_STAGE_FUSE, TD_STAGE_PLAN, TD_STAGES,
-    TD_STAGE_DBIAS = TD_STAGES, TD_STAGE_GELU, TD_STAGE_ROWS, /* what can be left out of fuse by itself: see epilogue.c, fuse.c */
+    TD_STAGE_DBIAS = TD_STAGES, TD_STAGE_GELU, TD_STAGE_ROWS, TD_STAGE_CONSTANTS, /* what can be left out of fuse by itself */
     TD_STAGE_NAMES
 } td_stage;
 bool td_stage_off(const td_context *td, td_stage stage);
@@ -302,6 +302,7 @@ td_program *td_simplify_pass(const td_program *in);
 td_program *td_absorb_pass(const td_program *in);         /* the first part of fuse */
 td_program *td_epilogue_pass(const td_program *in);       /* the second */
 td_program *td_members_pass(const td_program *in);        /* the third, on a GPU */
+td_program *td_constants_pass(const td_program *in);      /* the last, on a GPU */
 td_program *td_fuse_pass(const td_program *in);
 /* Of a plan's program: values made again behind the peak, until `wanted` bytes less are alive there or *budget bytes are moved for it, less
  * what is. NULL: there is none, or an error. */
@@ -326,12 +327,12 @@ typedef struct td_task {
     td_cost cost;
 } td_task;
 
-typedef enum td_block_kind { TD_BLOCK_ARENA, TD_BLOCK_UNIT, TD_BLOCK_SLOT } td_block_kind;
+typedef enum td_block_kind { TD_BLOCK_ARENA, TD_BLOCK_UNIT, TD_BLOCK_SLOT, TD_BLOCK_CONSTANT } td_block_kind;
 typedef struct td_block {
     td_block_kind kind;
-    uint32_t index;                           /* unit or slot */
+    uint32_t index;                           /* unit, slot, or the constant's node */
     int64_t bytes;
-    int64_t offset;                           /* in the arena, among a GPU's slots, or in the block it is part of */
+    int64_t offset;                           /* in the arena, among a GPU's slots and constants, or in the block it is part of */
     int32_t first, last;                      /* positions of the tasks between which it is live */
     uint32_t part_of;                         /* another block, or TD_NONE */
     td_memory memory;                         /* whose arena it is in */

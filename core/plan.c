@@ -183,13 +183,13 @@ static bool add_endings(td_planner *pl, td_storage *aside)
 
 /* ---- The whole */
 
-/* Parts know where they are only once their wholes do; bindings of slots go last. */
+/* Parts know where they are only once their wholes do; bindings of slots, and of a GPU's constants, go last. */
 static void finish_bindings(td_planner *pl)
 {
     td_planned *plan = pl->plan;
     uint32_t fixed = 0;
     for (uint32_t i = 0; i < plan->binding_count; i++) {
-        if (plan->blocks[plan->bindings[i].block].kind == TD_BLOCK_SLOT) continue;
+        if (plan->blocks[plan->bindings[i].block].kind >= TD_BLOCK_SLOT) continue;
         td_binding swap = plan->bindings[fixed];
         plan->bindings[fixed++] = plan->bindings[i];
         plan->bindings[i] = swap;

@@ -197,7 +197,7 @@ static void print_plan(td_context *td, const td_planned *plan)
             int64_t offset = at->offset;
             const td_block *root = td_block_root(plan, at->block, &offset);
             if (root->kind == TD_BLOCK_ARENA) offset += root->offset;
-            static const char *const where[] = { "+", "unit", "slot" };
+            static const char *const where[] = { "+", "unit", "slot", "constant" };
             bool host = root->kind == TD_BLOCK_ARENA && root->memory == TD_HOST;
             td_text_add(&b, "%s %s", i == k->inputs ? " ->" : "", host ? "host+" : where[root->kind]);
             if (root->kind != TD_BLOCK_ARENA) td_text_add(&b, "%u+", root->index);

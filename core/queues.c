@@ -62,7 +62,7 @@ static void find_bindings(queues *q)
     q->first_binding[plan->task_count] = at;
 }
 
-/* Binding b of task t as memory; false: it is an input's, which nothing writes. */
+/* Binding b of task t as memory; false: it is an input's or a constant's, which nothing writes. */
 static bool find_touch(const queues *q, uint32_t t, uint32_t b, uint32_t *block, touch *to)
 {
     const td_planned *plan = q->plan;
@@ -75,7 +75,7 @@ static bool find_touch(const queues *q, uint32_t t, uint32_t b, uint32_t *block,
     const td_block *root = td_block_root(plan, binding->block, &to->begin);
     to->end = to->begin + (workspace ? root->bytes : td_shape_elements(arg->shape) * td_dtype_size(arg->dtype));
     *block = (uint32_t)(root - plan->blocks);
-    return root->kind != TD_BLOCK_SLOT && to->end > to->begin;
+    return root->kind < TD_BLOCK_SLOT && to->end > to->begin;
 }
 
 static bool conflict(const touch *a, const touch *b) { return (a->writes || b->writes) && a->begin < b->end && b->begin < a->end; }

@@ -591,6 +591,8 @@ extern TD_API const td_op td_op_unit, td_op_part, td_op_pack, td_op_store, td_op
     td_op_merge_rows, td_op_update_rows;
 /* Made by place, where a value is in one memory and its reader in the other: */
 extern TD_API const td_op td_op_to_host, td_op_to_device;
+/* Made by fuse, of fills: */
+extern TD_API const td_op td_op_constant;
 /* Pointwise and shape operations that passes use: */
 extern TD_API const td_op td_op_fused, td_op_fused_rows, td_op_cast, td_op_reshape, td_op_transpose, td_op_fill, td_op_broadcast, td_op_matmul, td_op_linear, td_op_add, td_op_mul;
 
@@ -603,6 +605,7 @@ typedef struct td_input_attr {
 typedef struct td_parameter_attr { uint32_t state, pad; uint64_t name_hash; } td_parameter_attr;
 typedef struct td_assign_attr { uint32_t state, conditional; uint64_t name_hash; } td_assign_attr; /* inputs: value[, when] */
 typedef struct td_gradients_attr { uint64_t names_hash; uint32_t count, pad; } td_gradients_attr; /* `count` states (uint32_t) follow */
+typedef struct td_constant_attr { double value; } td_constant_attr; /* of each element; on a GPU it comes with the inputs */
 typedef struct td_output_attr { uint32_t recorded, pad; } td_output_attr;            /* the value of the recording that is kept */
 typedef struct td_unit_attr { uint32_t unit, pad; } td_unit_attr;  /* td_op_unit: the stored value; td_op_store: input 0 becomes it */
 /* td_op_part: a view of a unit's value, from this element on; of one that is cut, along `dim` of the view, from this element of a row on */
