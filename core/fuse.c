@@ -1,5 +1,5 @@
 /* fuse: attention absorbs the copies around it (absorb.c), products, norms and losses what follows them (epilogue.c), on a GPU the
- * copies of parameters become one (members.c) and small fills constants (constants.c), and chains of pointwise operations single nodes that
+ * copies of parameters become one (members.c), which is kept from step to step (kept.c), and small fills constants (constants.c), and chains of pointwise operations single nodes that
  * run tile by tile. A mask of dropout is drawn in the chain that reads it, and sums and maxima over trailing dimensions are taken in the
  * chain whose value they read.
  *
@@ -385,8 +385,9 @@ td_program *td_fuse_pass(const td_program *in)
 {
     bool is_gpu = in->td->device->is_gpu;
     td_program *(*const members)(const td_program *) = is_gpu ? td_members_pass : NULL;
+    td_program *(*const kept)(const td_program *) = is_gpu && !td_stage_off(in->td, TD_STAGE_KEPT) ? td_kept_pass : NULL;
     td_program *(*const constants)(const td_program *) = is_gpu && !td_stage_off(in->td, TD_STAGE_CONSTANTS) ? td_constants_pass : NULL;
-    td_program *(*const passes[])(const td_program *) = { td_absorb_pass, td_epilogue_pass, members, fused, constants };
+    td_program *(*const passes[])(const td_program *) = { td_absorb_pass, td_epilogue_pass, members, kept, fused, constants };
     td_program *p = NULL;
     for (size_t i = 0; i < sizeof passes / sizeof *passes; i++) {
         if (!passes[i]) continue;

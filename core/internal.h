@@ -210,7 +210,7 @@ struct td_context {
 typedef enum td_stage {
     TD_STAGE_RECORD, TD_STAGE_PRECISION, TD_STAGE_GRAD, TD_STAGE_SIMPLIFY, TD_STAGE_PLACE, TD_STAGE_SCHEDULE,
     TD_STAGE_FUSE, TD_STAGE_PLAN, TD_STAGES,
-    TD_STAGE_DBIAS = TD_STAGES, TD_STAGE_GELU, TD_STAGE_ROWS, TD_STAGE_CONSTANTS, TD_STAGE_RELU, /* what can be left out of fuse by itself */
+    TD_STAGE_DBIAS = TD_STAGES, TD_STAGE_GELU, TD_STAGE_ROWS, TD_STAGE_CONSTANTS, TD_STAGE_RELU, TD_STAGE_KEPT, /* what can be left out of fuse by itself */
     TD_STAGE_NAMES
 } td_stage;
 bool td_stage_off(const td_context *td, td_stage stage);
@@ -302,6 +302,7 @@ td_program *td_simplify_pass(const td_program *in);
 td_program *td_absorb_pass(const td_program *in);         /* the first part of fuse */
 td_program *td_epilogue_pass(const td_program *in);       /* the second */
 td_program *td_members_pass(const td_program *in);        /* the third, on a GPU */
+td_program *td_kept_pass(const td_program *in);           /* the fourth, on a GPU */
 td_program *td_constants_pass(const td_program *in);      /* the last, on a GPU */
 td_program *td_fuse_pass(const td_program *in);
 /* Of a plan's program: values made again behind the peak, until `wanted` bytes less are alive there or *budget bytes are moved for it, less

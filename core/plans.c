@@ -43,13 +43,16 @@ static td_program *lower(td_context *td, td_purpose purpose)
     return p;
 }
 
-static bool stores(const td_program *p, uint32_t unit)
+/* The node that gives what the program stores in the unit; TD_NONE: it stores nothing there. */
+static uint32_t maker_of(const td_program *p, uint32_t unit)
 {
-    bool stored = false;
-    for (uint32_t n = 0; n < p->node_count && !stored; n++)
-        stored = p->nodes[n].op == &td_op_store && ((const td_unit_attr *)td_node_attr(p, &p->nodes[n]))->unit == unit;
-    return stored;
+    for (uint32_t n = 0; n < p->node_count; n++)
+        if (p->nodes[n].op == &td_op_store && ((const td_unit_attr *)td_node_attr(p, &p->nodes[n]))->unit == unit)
+            return p->values[td_node_inputs(p, &p->nodes[n])[0]].node;
+    return TD_NONE;
 }
+
+static bool stores(const td_program *p, uint32_t unit) { return maker_of(p, unit) != TD_NONE; }
 
 /* Whether the program changes what the derived unit is made of. */
 static bool outdates(const td_program *p, const td_unit *derived)
@@ -61,14 +64,21 @@ static bool outdates(const td_program *p, const td_unit *derived)
     return outdated;
 }
 
+/* Whether one node gives the derived unit's value and that of what it is made of: an update that writes a copy along. */
+static bool follows(const td_program *p, uint32_t derived)
+{
+    uint32_t of = p->td->units[derived].of, maker = of == TD_NONE ? TD_NONE : maker_of(p, of);
+    return maker != TD_NONE && maker == maker_of(p, derived);
+}
+
 /* Notes how the step leaves units: accumulators taken are empty after it, those stored to are full; derived units whose origins are
- * stored are out of date, others that are stored are current. */
+ * stored are out of date, unless they are stored along with them; others that are stored are current. */
 static bool note_left(td_context *td, td_planned *plan, const td_program *p)
 {
     for (uint32_t u = 0; u < td->unit_count; u++) {
         const td_unit *unit = &td->units[u];
         td_left left = { .unit = u, .accumulator_full = unit->accumulator != TD_NONE && stores(p, unit->accumulator) };
-        bool outdated = unit->derived && outdates(p, unit), made = unit->derived && !outdated && stores(p, u);
+        bool outdated = unit->derived && outdates(p, unit) && !follows(p, u), made = unit->derived && !outdated && stores(p, u);
         left.current = made;
         if (!left.accumulator_full && !unit->accumulator_taken && !outdated && !made) continue;
         if (!td_grow(td, (void **)&plan->left, &plan->left_room, plan->left_count + 1, sizeof *plan->left, "program")) return false;

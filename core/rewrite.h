@@ -389,6 +389,8 @@ typedef struct td_update_range {
     void *parameter;
     const void *gradient;
     void *moment[TD_MOMENTS];
+    void *copy;                               /* on a GPU, of a rule that `copies`: gets the new parameter in 16 bits; NULL: there is none */
+    td_dtype copy_dtype;
     double rate;                              /* learning rate */
     double gradient_scale;                    /* multiply the gradient by it first: clipping, loss scale */
     double updates;                           /* updates done, this one included: 1 at the first */
@@ -414,6 +416,7 @@ typedef struct td_update_rule {
      * memory, which rise up to the first that is -1; ids NULL: of row i. */
     void (*cuda_rows)(const td_update_range *range, const int32_t *ids, const td_update_scalars *scalars);
     int flops;                                /* an element */
+    bool copies;                              /* `cuda` writes td_update_range.copy */
     bool sparse;                              /* where the gradient is zero nothing changes: rows without one may be left out */
     bool row_moment[TD_MOMENTS];              /* the moment has one element a row (td_moment_rows) */
 } td_update_rule;
@@ -615,12 +618,13 @@ typedef enum td_mark_kind { TD_MARK_GRADIENT, TD_MARK_OPTIMIZER, TD_MARK_ACCUMUL
 typedef struct td_mark_attr { uint32_t kind, unit; } td_mark_attr; /* identity; `place` reads and dissolves it */
 /* td_op_pack: inputs at element offsets of a unit's value (of a row of it, if cut, along `dim` of each input), zeros elsewhere. */
 typedef struct td_pack_attr { uint32_t unit, count; int64_t dim; } td_pack_attr; /* `count` offsets (int64_t) follow */
-/* td_op_update_unit: inputs parameter, gradient, moments ..., rate, scale, updates[, when]; outputs parameter, moments. */
+/* td_op_update_unit: inputs parameter, gradient, moments ..., [copy,] rate, scale, updates[, when]; outputs parameter, moments[, copy]: of the
+ * parameter in 16 bits, whose segments become those of the new one. */
 typedef struct td_update_segment {
     int64_t begin, end;                       /* elements of the unit; between segments nothing changes */
     double hyper[TD_HYPERS];
 } td_update_segment;
-typedef struct td_update_attr { uint32_t rule, unit, moments, count; } td_update_attr; /* `count` segments follow */
+typedef struct td_update_attr { uint32_t rule, unit, moments, count, copied, pad; } td_update_attr; /* `count` segments follow */
 /* td_op_merge_rows: inputs ids, rows of each use of a table; outputs the ids that are in it, each once and then -1 (N), and the sums of
  * their rows, then zeros (N, D). */
 typedef struct td_merge_rows_attr { int64_t table_rows, width; } td_merge_rows_attr;

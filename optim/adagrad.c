@@ -35,6 +35,7 @@ static const td_update_rule adagrad_rule = {
     .hyper_name = { "decay", "eps", "rate_decay" },
     .cpu = adagrad_cpu,
     .cuda = TD_CUDA_ONLY(opt_adagrad_cuda),
+    .copies = true,
     .cuda_rows = TD_CUDA_ONLY(opt_adagrad_cuda_rows),
     .flops = 9,
     .sparse = true,

@@ -55,6 +55,7 @@ static const td_update_rule adam_rule = {
     .hyper_name = { "decay", "beta1", "beta2", "eps" },
     .cpu = adam_cpu,
     .cuda = TD_CUDA_ONLY(opt_adam_cuda),
+    .copies = true,
     .flops = 17,
 };
 
@@ -65,6 +66,7 @@ static const td_update_rule adamw_rule = {
     .hyper_name = { "decay", "beta1", "beta2", "eps" },
     .cpu = adamw_cpu,
     .cuda = TD_CUDA_ONLY(opt_adamw_cuda),
+    .copies = true,
     .flops = 17,
 };
 

@@ -34,6 +34,7 @@ static const td_update_rule lion_rule = {
     .hyper_name = { "decay", "beta1", "beta2" },
     .cpu = lion_cpu,
     .cuda = TD_CUDA_ONLY(opt_lion_cuda),
+    .copies = true,
     .flops = 11,
 };
 

@@ -52,6 +52,7 @@ static const td_update_rule sgd_rule = {
     .hyper_name = { "decay" },
     .cpu = sgd_cpu,
     .cuda = TD_CUDA_ONLY(opt_sgd_cuda),
+    .copies = true,
     .cuda_rows = TD_CUDA_ONLY(opt_sgd_cuda_rows),
     .flops = 5,
     .sparse = true,
@@ -64,6 +65,7 @@ static const td_update_rule momentum_rule = {
     .hyper_name = { "decay", "momentum", "dampening", "nesterov" },
     .cpu = momentum_cpu,
     .cuda = TD_CUDA_ONLY(opt_momentum_cuda),
+    .copies = true,
     .flops = 11,
 };
 

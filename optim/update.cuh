@@ -1,6 +1,6 @@
 /* Rules over flat ranges on CUDA, for the .cu files beside: one launch for many ranges of a unit.
  *
- * The floor is 4 bytes an element for each value that is read or written: 28 for Adam. Numbers that change from step to step (rate,
+ * The floor is 4 bytes an element for each value that is read or written: 28 for Adam; 2 more for a copy in 16 bits. Numbers that change from step to step (rate,
  * scale, count of updates) are in device memory; each block makes its constants of them once, in f64 as the CPU does.
  *
  * A rule is a struct of such constants, in f32, with
@@ -22,10 +22,12 @@ typedef struct opt_range {
     float *parameter;
     const float *gradient;
     float *moment[OPT_MOMENTS];
+    uint16_t *copy;                           /* NULL: there is none */
     double hyper[OPT_HYPERS];
     int64_t count;
     int first;                                /* the number of its first block */
-    bool packed;                              /* all at multiples of 16 bytes */
+    bool packed;                              /* all at multiples of 16 bytes, the copy of 8 */
+    bool f16;                                 /* the copy's dtype; else bf16 */
 } opt_range;
 
 /* A kernel's parameters, of which it may have 4 KB. */
@@ -36,6 +38,15 @@ typedef struct opt_launch {
     int count;
 } opt_launch;
 static_assert(sizeof(opt_launch) <= 4096, "parameters of a kernel");
+
+/* Two elements in the copy's dtype, the first in the low bits. */
+static __device__ __forceinline__ uint32_t opt_narrow(float first, float second, bool f16)
+{
+    uint32_t both;
+    if (f16) asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(second), "f"(first));
+    else asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(second), "f"(first));
+    return both;
+}
 
 /* OPT_LOADS packs of 4 elements, OPT_THREADS packs apart, of which those before `end` exist. */
 template <typename Rule> static __device__ __forceinline__ void opt_packs(const Rule &rule, const opt_range &r, int64_t at, int64_t end)
@@ -64,7 +75,9 @@ template <typename Rule> static __device__ __forceinline__ void opt_packs(const 
             #pragma unroll
             for (int m = 0; m < Rule::MOMENTS; m++) (&v[l][2 + m].x)[e] = moment[m];
         }
-        ((float4 *)r.parameter)[i] = v[l][0];
+        const float4 p = v[l][0];
+        ((float4 *)r.parameter)[i] = p;
+        if (r.copy) ((uint2 *)r.copy)[i] = make_uint2(opt_narrow(p.x, p.y, r.f16), opt_narrow(p.z, p.w, r.f16));
         #pragma unroll
         for (int m = 0; m < Rule::MOMENTS; m++) ((float4 *)r.moment[m])[i] = v[l][2 + m];
     }
@@ -91,6 +104,7 @@ template <typename Rule> static __global__ void __launch_bounds__(OPT_THREADS) o
         for (int m = 0; m < Rule::MOMENTS; m++) moment[m] = r.moment[m][i];
         rule.apply(p, r.gradient[i], moment);
         r.parameter[i] = p;
+        if (r.copy) r.copy[i] = (uint16_t)opt_narrow(p, 0, r.f16);
         #pragma unroll
         for (int m = 0; m < Rule::MOMENTS; m++) r.moment[m][i] = moment[m];
     }
@@ -112,7 +126,9 @@ template <typename Rule> static void opt_launch_ranges(const td_update_range *ra
         opt_range *r = &l.range[i];
         r->parameter = (float *)ranges[i].parameter;
         r->gradient = (const float *)ranges[i].gradient;
-        uintptr_t address = (uintptr_t)r->parameter | (uintptr_t)r->gradient;
+        r->copy = (uint16_t *)ranges[i].copy;
+        r->f16 = ranges[i].copy_dtype == TD_F16;
+        uintptr_t address = (uintptr_t)r->parameter | (uintptr_t)r->gradient | (uintptr_t)r->copy << 1;
         for (int m = 0; m < Rule::MOMENTS; m++) {
             r->moment[m] = (float *)ranges[i].moment[m];
             address |= (uintptr_t)r->moment[m];

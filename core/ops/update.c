@@ -8,12 +8,14 @@
  *
  *     sum_squares flat                        -> scalar
  *     max_abs flat                            -> the largest magnitude in each of M equal parts (M), as many as ranks may share it
- *     update_unit parameter gradient moments.. rate scale updates [when] -> parameter moments..
+ *     update_unit parameter gradient moments.. [copy] rate scale updates [when] -> parameter moments.. [copy]
  *
  * Where `when` is 0 on the device, parameter and moments keep their values. Tables with row-sparse gradients, and rules with moments of
  * rows, are updated by update_rows.c.
  */
 #include "core/ops/update.h"
+
+#include "core/ops/convert.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -317,7 +319,11 @@ typedef struct update_work {
 } update_work;
 
 /* rate, scale, updates and, where the update has one, when. */
-static const td_arg *scalars_of(const td_kernel *k) { return k->in + 2 + ((const td_update_attr *)k->attr)->moments; }
+static const td_arg *scalars_of(const td_kernel *k)
+{
+    const td_update_attr *a = k->attr;
+    return k->in + 2 + a->moments + a->copied;
+}
 
 static bool is_skipped(const td_kernel *k)
 {
@@ -339,6 +345,8 @@ static void update_rows(void *user, int64_t begin, int64_t end)
     for (int m = 0; m < w->rule->moments; m++) range.moment[m] = (char *)k->out[1 + m].data + at * item;
     memcpy(range.hyper, w->segment->hyper, sizeof range.hyper);
     w->rule->cpu(&range);
+    const td_arg *copy = ((const td_update_attr *)k->attr)->copied ? &k->out[k->outputs - 1] : NULL;
+    if (copy) td_convert(copy->dtype, td_arg_at(copy, at), k->out[0].dtype, range.parameter, range.count);
 }
 
 static void update_unit_cpu(const td_kernel *k)
@@ -362,7 +370,7 @@ static void update_unit_cpu(const td_kernel *k)
 static void update_unit_print(const td_program *p, const td_node *n, char *to, size_t room)
 {
     const td_update_attr *a = td_node_attr(p, n);
-    snprintf(to, room, "%s, unit %u", p->td->rules[a->rule]->name, a->unit);
+    snprintf(to, room, "%s, unit %u%s", p->td->rules[a->rule]->name, a->unit, a->copied ? " and its copy" : "");
 }
 
 static td_cost update_unit_cost(const td_kernel *k)
@@ -370,7 +378,8 @@ static td_cost update_unit_cost(const td_kernel *k)
     const td_update_attr *a = k->attr;
     const td_update_rule *rule = k->run->td->rules[a->rule];
     int64_t n = td_shape_elements(k->in[0].shape);
-    return (td_cost){ .flops = rule->flops * n, .bytes = (3 + 2 * rule->moments) * n * td_dtype_size(k->in[0].dtype) };
+    int64_t copied = a->copied ? td_dtype_size(k->out[k->outputs - 1].dtype) : 0;
+    return (td_cost){ .flops = rule->flops * n, .bytes = ((3 + 2 * rule->moments) * td_dtype_size(k->in[0].dtype) + copied) * n };
 }
 
 const td_op td_op_update_unit = {

@@ -148,7 +148,7 @@ extern "C" void td_update_unit_cuda(const td_kernel *k)
     const td_update_attr *a = (const td_update_attr *)k->attr;
     const td_update_segment *segments = (const td_update_segment *)(a + 1);
     const td_update_rule *rule = k->run->td->rules[a->rule];
-    const td_arg *scalars = k->in + 2 + a->moments, *when = scalars + 3;
+    const td_arg *scalars = k->in + 2 + a->moments + a->copied, *when = scalars + 3, *copy = a->copied ? &k->out[k->outputs - 1] : NULL;
     td_update_scalars s = { scalars[0].data, scalars[1].data, scalars[2].data, when < k->in + k->inputs ? when->data : NULL, k->run->queue };
     int64_t held = td_arg_elements(&k->in[0]), first = td_arg_extent(k->run->mesh, &k->in[0], (int)k->in[0].shape.rank - 1).begin;
     td_update_range ranges[RANGES];
@@ -166,6 +166,7 @@ extern "C" void td_update_unit_cuda(const td_kernel *k)
         r->parameter = td_arg_at(&k->out[0], begin);
         r->gradient = td_arg_at(&k->in[1], begin);
         for (int m = 0; m < rule->moments; m++) r->moment[m] = td_arg_at(&k->out[1 + m], begin);
+        if (copy) r->copy = td_arg_at(copy, begin), r->copy_dtype = copy->dtype;
         memcpy(r->hyper, segments[i].hyper, sizeof r->hyper);
         if (count < RANGES) continue;
         rule->cuda(ranges, count, &s);
