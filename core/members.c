@@ -1,5 +1,8 @@
 /* members: on a GPU the copies in 16 bits of a unit's members are parts of one copy of the unit, made by one kernel where there would be
  * one a parameter. Where most of a unit is not read so, they stay their own.
+ *
+ * Behind its last member a gradient that only updates read is not cleared: members that are computed in their places leave the packing
+ * nothing to do, unless there are gaps between them.
  */
 #include "core/internal.h"
 
@@ -73,9 +76,42 @@ static td_id copy_of(member_casts *m, const td_node *like, td_id flat)
     return m->copy[flat] = td_emit(m->out, &copy);
 }
 
+/* Whether nothing but updates read value v, as their gradient and none of it from element `end` on. */
+static bool is_updates_alone(const member_casts *m, td_id v, int64_t end)
+{
+    for (uint32_t i = m->in->values[v].node + 1; i < m->in->node_count; i++) {
+        const td_node *n = &m->in->nodes[i];
+        bool reads = n->after == v;
+        for (uint32_t k = 0; k < n->inputs; k++) reads |= td_node_inputs(m->in, n)[k] == v;
+        if (!reads || !m->live[i]) continue;
+        const td_update_attr *attr = td_node_attr(m->in, n);
+        if (n->op != &td_op_update_unit || td_node_inputs(m->in, n)[1] != v || td_node_inputs(m->in, n)[0] == v) return false;
+        const td_update_segment *segments = (const td_update_segment *)(attr + 1);
+        for (uint32_t s = 0; s < attr->count; s++)
+            if (segments[s].end > end) return false;
+    }
+    return true;
+}
+
+static bool take_pack(member_casts *m, uint32_t index)
+{
+    td_node n = m->in->nodes[index];
+    const td_pack_attr *attr = td_node_attr(m->in, &n);
+    const td_value *value = &m->in->values[n.output];
+    uint32_t last = n.inputs - 1;
+    if (!td_copy_node(m->out, m->in, index, m->map)) return false;
+    if (!n.inputs || value->shape.rank != 1 || !td_shape_equal(td_local_shape(&m->in->td->mesh, value->shape, value->place), value->shape))
+        return true;
+    int64_t end = ((const int64_t *)(attr + 1))[last] + td_shape_elements(m->in->values[td_node_inputs(m->in, &n)[last]].shape);
+    td_pack_attr *made = (td_pack_attr *)(m->out->attrs + m->out->nodes[m->out->node_count - 1].attr);
+    if (is_updates_alone(m, n.output, end)) made->unread = td_shape_elements(value->shape) - end;
+    return true;
+}
+
 static bool take(member_casts *m, uint32_t index)
 {
     td_node n = m->in->nodes[index];
+    if (n.op == &td_op_pack) return take_pack(m, index);
     td_id flat = copied_from(m->in, &n);
     if (flat == TD_NONE || !is_worth_it(m, flat)) return td_copy_node(m->out, m->in, index, m->map);
     td_node part = *td_producer(m->in, td_node_inputs(m->in, &n)[0]);

@@ -616,8 +616,9 @@ typedef struct td_part_attr { int64_t offset, dim; } td_part_attr;
 typedef struct td_cast_attr { int32_t dtype, pad; } td_cast_attr;
 typedef enum td_mark_kind { TD_MARK_GRADIENT, TD_MARK_OPTIMIZER, TD_MARK_ACCUMULATOR } td_mark_kind;
 typedef struct td_mark_attr { uint32_t kind, unit; } td_mark_attr; /* identity; `place` reads and dissolves it */
-/* td_op_pack: inputs at element offsets of a unit's value (of a row of it, if cut, along `dim` of each input), zeros elsewhere. */
-typedef struct td_pack_attr { uint32_t unit, count; int64_t dim; } td_pack_attr; /* `count` offsets (int64_t) follow */
+/* td_op_pack: inputs at element offsets of a unit's value (of a row of it, if cut, along `dim` of each input), zeros elsewhere; but the last
+ * `unread` elements are left as they are. */
+typedef struct td_pack_attr { uint32_t unit, count; int64_t dim, unread; } td_pack_attr; /* `count` offsets (int64_t) follow */
 /* td_op_update_unit: inputs parameter, gradient, moments ..., [copy,] rate, scale, updates[, when]; outputs parameter, moments[, copy]: of the
  * parameter in 16 bits, whose segments become those of the new one. */
 typedef struct td_update_segment {

@@ -286,7 +286,8 @@ const td_op td_op_part = { .name = "part", .inputs = 1, .flags = TD_OP_VIEW, .at
 static void pack_print(const td_program *p, const td_node *n, char *to, size_t room)
 {
     const td_pack_attr *a = td_node_attr(p, n);
-    snprintf(to, room, "unit %u", a->unit);
+    if (a->unread) snprintf(to, room, "unit %u but its last %lld", a->unit, (long long)a->unread);
+    else snprintf(to, room, "unit %u", a->unit);
 }
 
 /* The planner puts members straight into the packed value where it can; then only the gaps are left to do. */
@@ -302,7 +303,7 @@ static void pack_cpu(const td_kernel *k)
         if (k->in[i].data != out + at) memcpy(out + at, k->in[i].data, (size_t)bytes);
         end = at + bytes;
     }
-    memset(out + end, 0, (size_t)(td_shape_elements(k->out[0].shape) * item - end));
+    memset(out + end, 0, (size_t)((td_shape_elements(k->out[0].shape) - a->unread) * item - end));
 }
 
 const td_op td_op_pack = { .name = "pack", .inputs = -1, .place = pack_rule, .print = pack_print, .cpu = pack_cpu,

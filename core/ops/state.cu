@@ -77,6 +77,6 @@ extern "C" void td_pack_cuda(const td_kernel *k)
         add(&p, out + at, k->in[i].data, td_arg_bytes(&k->in[i]));
         end = at + td_arg_bytes(&k->in[i]);
     }
-    add(&p, out + end, NULL, td_arg_bytes(&k->out[0]) - end);
+    add(&p, out + end, NULL, td_arg_bytes(&k->out[0]) - a->unread * item - end);
     launch(&p);
 }
