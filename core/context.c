@@ -115,7 +115,7 @@ const char *td_error_text(const td_context *td) { return td->error_text; }
 /* ---- Options */
 
 static const char *const stage_names[TD_STAGE_NAMES] = { "record", "precision", "grad", "simplify", "place",
-                                                         "schedule", "fuse", "plan", "dbias", "gelu", "rows", "constants", "relu", "kept" };
+                                                         "schedule", "fuse", "plan", "dbias", "gelu", "rows", "constants", "relu", "kept", "aside" };
 
 /* Bits of the stages named in `list`, separated by commas, each behind `sign` if that is not 0. With a sign parts
  * of stages have names, too. */

@@ -111,7 +111,7 @@ static bool call(td_context *td, td_planned *plan, const td_cuda_plan *p, uint32
     else task->run(&task->kernel);
     td->run.queue = td->cuda->stream;
     if (td->error != TD_OK || (events && events[1] && !td_event_record(td, events[1], queue, how))) return false;
-    return td_queues_done(td, plan, p, t);
+    return td_queues_done(td, plan, p, t) && td_queues_land(td, plan, p, t);
 }
 
 /* Hands over the calls; `events`, where there are any, are recorded around each. What was asked for is looked at between them: NaN,
@@ -133,7 +133,7 @@ static bool call_all(td_context *td, td_planned *plan, td_cuda_plan *p, const cu
     td->device_counts.calls += plan->task_count;
     if (!td_queues_join(td, plan, p)) return false;
     if (events && !td_event_record(td, events[2 * plan->task_count], stream, how)) return false;
-    return td_exchange_land(td, &td->cuda->exchange, stream, plan);
+    return td_queues_lands(plan, p) || td_exchange_land(td, &td->cuda->exchange, stream, plan);
 }
 
 static bool capture(td_context *td, td_planned *plan, td_cuda_plan *p, const cudaEvent_t *events, cudaGraphExec_t *to)

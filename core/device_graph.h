@@ -28,7 +28,7 @@ typedef struct td_cuda_plan {
     bool beside;                              /* the calls made now go to queues of their own; a first run's, which is timed, in turn */
     cudaGraphExec_t graph[TD_INPUT_SETS];
     cudaGraphExec_t timed[TD_INPUT_SETS];     /* the same, with events between the calls */
-    cudaEvent_t *ended;                       /* behind each call that another queue waits for, NULL for others; last, the run's beginning */
+    cudaEvent_t *ended;                       /* behind each call that another queue waits for, NULL for others; then the run's beginning, and what lands */
     cudaEvent_t *events;                      /* two for each call, before and behind it, and behind the last; NULL: never profiled */
     uint32_t ended_count, event_count;
     td_host_call *host_calls[TD_INPUT_SETS];  /* of tasks on the host, in their order; behind them their operands */
@@ -48,6 +48,9 @@ bool td_queues_fork(td_context *td, const td_planned *plan, const td_cuda_plan *
 bool td_queues_join(td_context *td, const td_planned *plan, const td_cuda_plan *p);
 bool td_queues_wait(td_context *td, const td_cuda_plan *p, const td_task *task);  /* before the task's call */
 bool td_queues_done(td_context *td, const td_planned *plan, const td_cuda_plan *p, uint32_t task);        /* behind it */
+/* Whether what lands is sent aside, and behind task `task`, if that is when, sends it there. */
+bool td_queues_lands(const td_planned *plan, const td_cuda_plan *p);
+bool td_queues_land(td_context *td, const td_planned *plan, const td_cuda_plan *p, uint32_t task);
 void td_queues_close(td_context *td);
 
 /* ---- Events of a plan */

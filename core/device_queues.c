@@ -48,27 +48,29 @@ bool td_event_record(td_context *td, cudaEvent_t event, cudaStream_t queue, unsi
     return td_cuda_ok(td, cudaEventRecordWithFlags(event, queue, how), "recording an event");
 }
 
-/* What goes first where it waits for nothing: all others wait for it. */
-static bool open_queue(td_context *td, cudaStream_t *queue)
+/* What goes first where it waits for nothing, since all others wait for it; aside goes last. */
+static bool open_queue(td_context *td, int which)
 {
     int least, most;
+    cudaStream_t *queue = &td->cuda->beside[which];
     return *queue || (td_cuda_ok(td, cudaDeviceGetStreamPriorityRange(&least, &most), "asking the GPU") &&
-                      td_cuda_ok(td, cudaStreamCreateWithPriority(queue, cudaStreamNonBlocking, most), "making a queue"));
+                      td_cuda_ok(td, cudaStreamCreateWithPriority(queue, cudaStreamNonBlocking, which == TD_QUEUE_ASIDE ? least : most), "making a queue"));
 }
 
 /* Queues and events that the plan needs. */
 bool td_queues_ensure(td_context *td, const td_planned *plan, td_cuda_plan *p)
 {
     if (!plan->beside || p->ended) return true;
-    if (!td_events_get(td, &p->ended, &p->ended_count, plan->task_count + 1)) return false;
+    if (!td_events_get(td, &p->ended, &p->ended_count, plan->task_count + 2)) return false;
     bool made = td_event_make(td, &p->ended[plan->task_count], cudaEventDisableTiming);
     for (uint32_t t = 0; t < plan->task_count && made; t++)
         for (int q = 0; q < TD_QUEUES && made; q++)
             if (plan->tasks[t].waits[q] >= 0) made = td_event_make(td, &p->ended[plan->tasks[t].waits[q]], cudaEventDisableTiming);
     for (int q = TD_QUEUE_COMPUTE + 1; q < TD_QUEUES && made; q++) {
         int32_t last = last_of(plan, q);
-        if (last >= 0) made = open_queue(td, &td->cuda->beside[q]) && td_event_make(td, &p->ended[last], cudaEventDisableTiming);
+        if (last >= 0) made = open_queue(td, q) && td_event_make(td, &p->ended[last], cudaEventDisableTiming);
     }
+    made = made && td_event_make(td, &p->ended[plan->task_count + 1], cudaEventDisableTiming);
     if (!made) td_events_free(td, &p->ended, &p->ended_count);
     return made;
 }
@@ -92,6 +94,7 @@ bool td_queues_join(td_context *td, const td_planned *plan, const td_cuda_plan *
     bool ok = true;
     for (int q = TD_QUEUE_COMPUTE + 1; q < TD_QUEUES && p->beside && ok; q++)
         if (last_of(plan, q) >= 0) ok = follow(td, td->cuda->stream, p->ended[last_of(plan, q)]);
+    if (td_queues_lands(plan, p)) ok = ok && follow(td, td->cuda->stream, p->ended[plan->task_count + 1]);
     return ok;
 }
 
@@ -107,6 +110,21 @@ bool td_queues_done(td_context *td, const td_planned *plan, const td_cuda_plan *
 {
     bool awaited = p->beside && p->ended[task];
     return !awaited || td_event_record(td, p->ended[task], td_queue_of(td, p, &plan->tasks[task]), cudaEventRecordDefault);
+}
+
+bool td_queues_lands(const td_planned *plan, const td_cuda_plan *p)
+{
+    return p->beside && plan->landable >= 0 && last_of(plan, TD_QUEUE_ASIDE) >= 0;
+}
+
+/* What is aside already comes before it there; for other queues' calls up to this one an event is waited for. */
+bool td_queues_land(td_context *td, const td_planned *plan, const td_cuda_plan *p, uint32_t task)
+{
+    if (!td_queues_lands(plan, p) || (int32_t)task != plan->landable) return true;
+    cudaStream_t aside = td->cuda->beside[TD_QUEUE_ASIDE], queue = td_queue_of(td, p, &plan->tasks[task]);
+    cudaEvent_t event = p->ended[plan->task_count + 1];
+    bool ok = queue == aside || (td_event_record(td, event, queue, cudaEventRecordDefault) && follow(td, aside, event));
+    return ok && td_exchange_land(td, &td->cuda->exchange, aside, plan) && td_event_record(td, event, aside, cudaEventRecordDefault);
 }
 
 void td_queues_close(td_context *td)

@@ -210,7 +210,7 @@ struct td_context {
 typedef enum td_stage {
     TD_STAGE_RECORD, TD_STAGE_PRECISION, TD_STAGE_GRAD, TD_STAGE_SIMPLIFY, TD_STAGE_PLACE, TD_STAGE_SCHEDULE,
     TD_STAGE_FUSE, TD_STAGE_PLAN, TD_STAGES,
-    TD_STAGE_DBIAS = TD_STAGES, TD_STAGE_GELU, TD_STAGE_ROWS, TD_STAGE_CONSTANTS, TD_STAGE_RELU, TD_STAGE_KEPT, /* what can be left out of fuse by itself */
+    TD_STAGE_DBIAS = TD_STAGES, TD_STAGE_GELU, TD_STAGE_ROWS, TD_STAGE_CONSTANTS, TD_STAGE_RELU, TD_STAGE_KEPT, TD_STAGE_ASIDE, /* what can be left out of fuse by itself */
     TD_STAGE_NAMES
 } td_stage;
 bool td_stage_off(const td_context *td, td_stage stage);
@@ -381,6 +381,7 @@ struct td_planned {
     td_left *left;                            /* what units are after a run */
     uint32_t left_count, left_room;
     bool beside;                              /* queues run beside one another; else all calls in turn */
+    int32_t landable;                         /* the call behind which all that lands is made */
     uint32_t host_tasks;                      /* that are on_host */
     int64_t arena_bytes, live_bytes;
     int64_t host_arena_bytes;                 /* of values in host memory */

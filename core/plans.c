@@ -175,7 +175,8 @@ void td_plan_report(td_context *td, const td_planned *plan, double ms)
 static void print_queue(td_text *b, const td_task *task)
 {
     static const char *const names[TD_QUEUES] = { [TD_QUEUE_COLLECTIVES] = "collectives", [TD_QUEUE_TO_HOST] = "to host",
-                                                  [TD_QUEUE_TO_DEVICE] = "to device", [TD_QUEUE_HOST] = "host" };
+                                                  [TD_QUEUE_TO_DEVICE] = "to device", [TD_QUEUE_HOST] = "host",
+                                                  [TD_QUEUE_ASIDE] = "aside" };
     bool waits = false;
     for (int i = 0; i < TD_QUEUES; i++) waits |= task->waits[i] >= 0;
     if (!names[task->queue] && !waits) return;

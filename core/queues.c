@@ -1,7 +1,8 @@
 /* queues: which queue of a GPU each call of a plan goes to, and which calls of other queues it waits for.
  *
  * Computation is one queue, collectives another, copies to the host and from it one each, and what the host computes, of offloaded state;
- * each runs its calls in order, beside the others.
+ * each runs its calls in order, beside the others. Of computation what is small and only the step's end reads, the loss added up and
+ * scaled, say, goes aside: to a queue of its own, where it costs no time.
  *
  *   - What is no computation of the device begins when the computation before it in the plan has ended. So the order of the plan says how early a
  *     gather comes, and memory given to it was read last by calls that have ended.
@@ -18,7 +19,11 @@
 
 #include <string.h>
 
-enum { IN_FLIGHT = 2, LARGE = 1 << 20 };      /* bytes: less is not worth a wait */
+enum {
+    IN_FLIGHT = 2,
+    LARGE = 1 << 20,                          /* bytes: less is not worth a wait */
+    SMALL = 64 << 10,                         /* of all operands of what may go aside: they live on to the step's end */
+};
 
 /* What a call of a queue beside computation reads or writes. */
 typedef struct touch {
@@ -139,10 +144,78 @@ static void begin_large(queues *q, uint32_t t, int queue)
     large[IN_FLIGHT - 1] = (int32_t)t;
 }
 
+/* ---- What goes aside */
+
+static bool is_small(const queues *q, uint32_t t)
+{
+    int64_t bytes = 0;
+    uint32_t block;
+    touch mine;
+    for (uint32_t b = q->first_binding[t]; b < q->first_binding[t + 1]; b++)
+        if (find_touch(q, t, b, &block, &mine)) bytes += mine.end - mine.begin;
+    return bytes <= SMALL;
+}
+
+/* Whether call `reader`, behind call t, touches what t writes. */
+static bool touches_result(const queues *q, uint32_t t, uint32_t reader)
+{
+    uint32_t block, other;
+    touch mine, theirs;
+    for (uint32_t b = q->first_binding[t]; b < q->first_binding[t + 1]; b++) {
+        if (!find_touch(q, t, b, &block, &mine) || !mine.writes) continue;
+        for (uint32_t i = q->first_binding[reader]; i < q->first_binding[reader + 1]; i++)
+            if (find_touch(q, reader, i, &other, &theirs) && other == block && conflict(&mine, &theirs)) return true;
+    }
+    return false;
+}
+
+/* The first call that is not aside and touches what call t writes; the number of calls: there is none. */
+static uint32_t first_reader(const queues *q, uint32_t t)
+{
+    uint32_t r = t + 1;
+    while (r < q->plan->task_count && (q->plan->tasks[r].queue == TD_QUEUE_ASIDE || !touches_result(q, t, r))) r++;
+    return r;
+}
+
+/* Calls of computation that are small and whose results only others aside read. */
+static void set_aside(queues *q)
+{
+    td_planned *plan = q->plan;
+    for (uint32_t t = plan->task_count; t-- > 0;) {
+        bool aside = plan->tasks[t].kernel.outputs && queue_of(&plan->tasks[t]) == TD_QUEUE_COMPUTE && is_small(q, t);
+        if (aside && first_reader(q, t) == plan->task_count) plan->tasks[t].queue = TD_QUEUE_ASIDE;
+    }
+}
+
+/* The last call that writes what comes to the host with the step; -1: there is none, or one is of no computation, which need not have
+ * ended when a later one has. */
+static int32_t last_landed(const queues *q)
+{
+    const td_planned *plan = q->plan;
+    uint32_t outputs[TD_LANDED], count = td_plan_landing(plan, outputs), block;
+    int32_t last = -1;
+    touch mine;
+    for (uint32_t t = 0; t < plan->task_count; t++) {
+        bool lands = false;
+        for (uint32_t b = q->first_binding[t]; b < q->first_binding[t + 1]; b++) {
+            bool writes = find_touch(q, t, b, &block, &mine) && mine.writes;
+            for (uint32_t o = 0; o < count && writes; o++) {
+                int64_t offset = 0;
+                lands |= td_block_root(plan, plan->outputs[outputs[o]].block, &offset) == &plan->blocks[block];
+            }
+        }
+        if (lands && queue_of(&plan->tasks[t]) != TD_QUEUE_COMPUTE) return -1;
+        if (lands) last = (int32_t)t;
+    }
+    return last;
+}
+
+/* ---- All calls */
+
 static void give_queue(queues *q, uint32_t t)
 {
     td_task *task = &q->plan->tasks[t];
-    int queue = queue_of(task);
+    int queue = task->queue == TD_QUEUE_ASIDE ? TD_QUEUE_ASIDE : queue_of(task);
     int32_t *known = q->known[queue];
     task->queue = (uint8_t)queue;
     memset(task->waits, 0xFF, sizeof task->waits);
@@ -201,6 +274,8 @@ bool td_queues_give(td_context *td, td_planned *plan)
     memset(q.large, 0xFF, sizeof q.large);
     memset(q.due, 0xFF, sizeof q.due);
     find_bindings(&q);
+    if (td->device->is_gpu && !td_stage_off(td, TD_STAGE_ASIDE)) set_aside(&q);
+    plan->landable = last_landed(&q);
     for (uint32_t t = 0; t < plan->task_count; t++) {
         give_queue(&q, t);
         plan->beside |= plan->tasks[t].queue != TD_QUEUE_COMPUTE;

@@ -532,9 +532,10 @@ typedef struct td_transport {
 /* ---- What was planned ------------------------------------------------------------------------------------- */
 
 /* What a GPU has a queue for: calls of one queue follow one another, those of different queues run beside one another unless one waits.
- * Copies are between device and host; what the host computes is of state that is offloaded. The CPU makes all calls in turn. */
+ * Copies are between device and host; what the host computes is of state that is offloaded; aside is what is small and that no computation
+ * waits for. The CPU makes all calls in turn. */
 typedef enum td_queue_kind {
-    TD_QUEUE_COMPUTE, TD_QUEUE_COLLECTIVES, TD_QUEUE_TO_HOST, TD_QUEUE_TO_DEVICE, TD_QUEUE_HOST, TD_QUEUES
+    TD_QUEUE_COMPUTE, TD_QUEUE_COLLECTIVES, TD_QUEUE_TO_HOST, TD_QUEUE_TO_DEVICE, TD_QUEUE_HOST, TD_QUEUE_ASIDE, TD_QUEUES
 } td_queue_kind;
 
 /* One call of the plan that td_plan or td_plan_step made last, in the order of running. */

@@ -67,7 +67,8 @@ static run_estimate step_of(const run_machine *m, const par_call *calls, int64_t
             if (call->waits[q] >= 0) *queue = larger(*queue, ended[call->waits[q]]);
         ended[i] = *queue += s;
         e.step_s = larger(e.step_s, ended[i]);
-        *(call->queue == TD_QUEUE_COMPUTE ? &e.compute_s : call->queue == TD_QUEUE_HOST ? &e.host_s : call->kind == PAR_COPIES ? &e.copy_s : &e.comm_s) += s;
+        if (call->queue != TD_QUEUE_ASIDE)
+            *(call->queue == TD_QUEUE_COMPUTE ? &e.compute_s : call->queue == TD_QUEUE_HOST ? &e.host_s : call->kind == PAR_COPIES ? &e.copy_s : &e.comm_s) += s;
     }
     e.exposed_s = e.step_s - e.compute_s;
     return e;
