@@ -2,6 +2,9 @@
  * of one, is a constant: the host writes it among the step's inputs (device_exchange.h), which come in one copy anyway.
  *
  * What is stored or kept as an output stays a call, which writes it where it has to be.
+ *
+ * Small chains of what is there when the step begins, a count of updates and one more, say, come first: then they need not be waited for
+ * (queues.c).
  */
 #include "core/internal.h"
 #include "core/ops/list.h"
@@ -25,6 +28,7 @@ typedef struct constants {
     td_id *map;
     td_id *from;                              /* value of in -> the fill that it is made of, if it can be a constant; else TD_NONE */
     char *live;
+    char *done;                               /* node of in: it is in `out`, or needs not be */
     char *read;                               /* value of in: by something that is no constant itself */
     void *memory;
     size_t bytes;
@@ -49,7 +53,7 @@ static td_id fill_behind(const constants *c, const td_node *n)
 static bool open_tables(constants *c)
 {
     uint32_t values = c->in->value_count;
-    c->bytes = values * (2 * sizeof(td_id) + 1);
+    c->bytes = values * (2 * sizeof(td_id) + 1) + c->in->node_count;
     c->memory = td_alloc(c->in->td, c->bytes, "program");
     c->live = td_live_nodes(c->in);
     if (!c->memory || !c->live) return false;
@@ -57,7 +61,8 @@ static bool open_tables(constants *c)
     c->map = c->memory;
     c->from = c->map + values;
     c->read = (char *)(c->from + values);
-    memset(c->read, 0, values);
+    c->done = c->read + values;
+    memset(c->read, 0, values + c->in->node_count);
     return true;
 }
 
@@ -83,6 +88,8 @@ static void find(constants *c)
 static bool take(constants *c, uint32_t index)
 {
     const td_node *n = &c->in->nodes[index];
+    if (c->done[index]) return true;
+    c->done[index] = 1;
     td_id fill = n->outputs ? c->from[n->output] : TD_NONE;
     if (fill == TD_NONE) return td_copy_node(c->out, c->in, index, c->map);
     if (!c->read[n->output]) return true;
@@ -92,12 +99,35 @@ static bool take(constants *c, uint32_t index)
     return c->in->td->error == TD_OK;
 }
 
+/* Whether node n is a small computation of what is there when the step begins, through views and other such. */
+static bool is_early(const constants *c, const td_node *n)
+{
+    bool early = n->after == TD_NONE && n->outputs == 1 && is_small(c->in, n->output) && (n->op->flags & TD_OP_POINTWISE);
+    for (uint32_t i = 0; i < n->inputs && early; i++) {
+        td_id v = td_node_inputs(c->in, n)[i];
+        while (td_producer(c->in, v)->op->flags & TD_OP_VIEW) v = td_node_inputs(c->in, td_producer(c->in, v))[0];
+        early = (td_producer(c->in, v)->op->flags & TD_OP_SOURCE) || c->from[v] != TD_NONE || c->done[c->in->values[v].node];
+    }
+    return early;
+}
+
+/* Node number `index` behind what it reads, of which none but views and sources are missing. */
+static bool take_early(constants *c, uint32_t index)
+{
+    const td_node *n = &c->in->nodes[index];
+    for (uint32_t i = 0; i < n->inputs; i++)
+        if (!take_early(c, c->in->values[td_node_inputs(c->in, n)[i]].node)) return false;
+    return take(c, index);
+}
+
 td_program *td_constants_pass(const td_program *in)
 {
     constants c = { .in = in };
     td_program *out = NULL;
     if (open_tables(&c) && (c.out = td_pass_begin(in->td))) {
         find(&c);
+        for (uint32_t n = 0; n < in->node_count; n++)
+            if (c.live[n] && is_early(&c, &in->nodes[n]) && !take_early(&c, n)) break;
         for (uint32_t n = 0; n < in->node_count; n++)
             if (c.live[n] && !take(&c, n)) break;
         out = td_pass_end(c.out);

@@ -2,7 +2,8 @@
  *
  * Computation is one queue, collectives another, copies to the host and from it one each, and what the host computes, of offloaded state;
  * each runs its calls in order, beside the others. Of computation what is small and only the step's end reads, the loss added up and
- * scaled, say, goes aside: to a queue of its own, where it costs no time.
+ * scaled, say, goes aside: to a queue of its own, where it costs no time. So does what is small, of nothing that the step computes, and read
+ * much later: a count of updates and one more.
  *
  *   - What is no computation of the device begins when the computation before it in the plan has ended. So the order of the plan says how early a
  *     gather comes, and memory given to it was read last by calls that have ended.
@@ -23,6 +24,7 @@ enum {
     IN_FLIGHT = 2,
     LARGE = 1 << 20,                          /* bytes: less is not worth a wait */
     SMALL = 64 << 10,                         /* of all operands of what may go aside: they live on to the step's end */
+    FAR = 4,                                  /* calls to one that is waited for without waiting */
 };
 
 /* What a call of a queue beside computation reads or writes. */
@@ -177,13 +179,21 @@ static uint32_t first_reader(const queues *q, uint32_t t)
     return r;
 }
 
-/* Calls of computation that are small and whose results only others aside read. */
+static bool depends_on_calls(const queues *q, uint32_t t)
+{
+    bool depends = false;
+    for (uint32_t e = 0; e < t && !depends; e++) depends = touches_result(q, e, t);
+    return depends;
+}
+
+/* Calls of computation that are small and whose results only others aside read; or nothing near, if they depend on no call. */
 static void set_aside(queues *q)
 {
     td_planned *plan = q->plan;
     for (uint32_t t = plan->task_count; t-- > 0;) {
         bool aside = plan->tasks[t].kernel.outputs && queue_of(&plan->tasks[t]) == TD_QUEUE_COMPUTE && is_small(q, t);
-        if (aside && first_reader(q, t) == plan->task_count) plan->tasks[t].queue = TD_QUEUE_ASIDE;
+        uint32_t reader = aside ? first_reader(q, t) : t;
+        if (aside && (reader == plan->task_count || (reader >= t + FAR && !depends_on_calls(q, t)))) plan->tasks[t].queue = TD_QUEUE_ASIDE;
     }
 }
 
