@@ -1,7 +1,8 @@
 /* Rules over flat ranges on CUDA, for the .cu files beside: one launch for many ranges of a unit.
  *
  * The floor is 4 bytes an element for each value that is read or written: 28 for Adam; 2 more for a copy in 16 bits. Numbers that change from step to step (rate,
- * scale, count of updates) are in device memory; each block makes its constants of them once, in f64 as the CPU does.
+ * scale, count of updates) are in device memory; each block makes its constants of them once, in f64 as the CPU does, while its first
+ * values are on their way.
  *
  * A rule is a struct of such constants, in f32, with
  *
@@ -48,20 +49,27 @@ static __device__ __forceinline__ uint32_t opt_narrow(float first, float second,
     return both;
 }
 
-/* OPT_LOADS packs of 4 elements, OPT_THREADS packs apart, of which those before `end` exist. */
-template <typename Rule> static __device__ __forceinline__ void opt_packs(const Rule &rule, const opt_range &r, int64_t at, int64_t end)
+/* OPT_LOADS packs of 4 elements, OPT_THREADS packs apart, of which those before `end` exist: parameter, gradient, moments. */
+template <typename Rule> struct opt_packs {
+    float4 at[OPT_LOADS][2 + Rule::MOMENTS];
+};
+
+template <typename Rule> static __device__ __forceinline__ void opt_load(opt_packs<Rule> &v, const opt_range &r, int64_t at, int64_t end)
 {
-    enum { VALUES = 2 + Rule::MOMENTS };
-    float4 v[OPT_LOADS][VALUES];
     #pragma unroll
     for (int l = 0; l < OPT_LOADS; l++) {
         int64_t i = at + l * OPT_THREADS;
         if (i >= end) break;
-        v[l][0] = ((const float4 *)r.parameter)[i];
-        v[l][1] = ((const float4 *)r.gradient)[i];
+        v.at[l][0] = ((const float4 *)r.parameter)[i];
+        v.at[l][1] = ((const float4 *)r.gradient)[i];
         #pragma unroll
-        for (int m = 0; m < Rule::MOMENTS; m++) v[l][2 + m] = ((const float4 *)r.moment[m])[i];
+        for (int m = 0; m < Rule::MOMENTS; m++) v.at[l][2 + m] = ((const float4 *)r.moment[m])[i];
     }
+}
+
+template <typename Rule>
+static __device__ __forceinline__ void opt_apply(const Rule &rule, opt_packs<Rule> &v, const opt_range &r, int64_t at, int64_t end)
+{
     #pragma unroll
     for (int l = 0; l < OPT_LOADS; l++) {
         int64_t i = at + l * OPT_THREADS;
@@ -70,16 +78,16 @@ template <typename Rule> static __device__ __forceinline__ void opt_packs(const 
         for (int e = 0; e < 4; e++) {
             float moment[OPT_MOMENTS];
             #pragma unroll
-            for (int m = 0; m < Rule::MOMENTS; m++) moment[m] = (&v[l][2 + m].x)[e];
-            rule.apply((&v[l][0].x)[e], (&v[l][1].x)[e], moment);
+            for (int m = 0; m < Rule::MOMENTS; m++) moment[m] = (&v.at[l][2 + m].x)[e];
+            rule.apply((&v.at[l][0].x)[e], (&v.at[l][1].x)[e], moment);
             #pragma unroll
-            for (int m = 0; m < Rule::MOMENTS; m++) (&v[l][2 + m].x)[e] = moment[m];
+            for (int m = 0; m < Rule::MOMENTS; m++) (&v.at[l][2 + m].x)[e] = moment[m];
         }
-        const float4 p = v[l][0];
+        const float4 p = v.at[l][0];
         ((float4 *)r.parameter)[i] = p;
         if (r.copy) ((uint2 *)r.copy)[i] = make_uint2(opt_narrow(p.x, p.y, r.f16), opt_narrow(p.z, p.w, r.f16));
         #pragma unroll
-        for (int m = 0; m < Rule::MOMENTS; m++) ((float4 *)r.moment[m])[i] = v[l][2 + m];
+        for (int m = 0; m < Rule::MOMENTS; m++) ((float4 *)r.moment[m])[i] = v.at[l][2 + m];
     }
 }
 
@@ -90,14 +98,19 @@ template <typename Rule> static __global__ void __launch_bounds__(OPT_THREADS) o
     int n = 0;
     while (n + 1 < l.count && (int)blockIdx.x >= l.range[n + 1].first) n++;
     const opt_range &r = l.range[n];
+    int64_t begin = (blockIdx.x - r.first) * l.chunk, end = begin + l.chunk < r.count ? begin + l.chunk : r.count;
+    int64_t at = begin / 4 + threadIdx.x, packs = r.packed ? end / 4 : 0;
+    opt_packs<Rule> v;
+    opt_load(v, r, at, packs);
     if (threadIdx.x == 0) shared.begin(r.hyper, *l.rate, *l.scale, *l.updates);
     __syncthreads();
     const Rule rule = shared;
-    int64_t begin = (blockIdx.x - r.first) * l.chunk, end = begin + l.chunk < r.count ? begin + l.chunk : r.count;
-    if (r.packed) {
-        for (int64_t at = begin / 4 + threadIdx.x; at < end / 4; at += OPT_LOADS * OPT_THREADS) opt_packs(rule, r, at, end / 4);
-        begin = end / 4 * 4;
+    while (at < packs) {
+        opt_apply(rule, v, r, at, packs);
+        at += OPT_LOADS * OPT_THREADS;
+        opt_load(v, r, at, packs);
     }
+    if (r.packed) begin = packs * 4;
     for (int64_t i = begin + threadIdx.x; i < end; i += OPT_THREADS) {
         float moment[OPT_MOMENTS], p = r.parameter[i];
         #pragma unroll
