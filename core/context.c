@@ -131,7 +131,7 @@ static bool parse_stages(td_context *td, const char *what, const char *list, cha
         while (stage < known && (strlen(stage_names[stage]) != rest || strncmp(stage_names[stage], name, rest))) stage++;
         if (stage == known || !signed_well) {
             td_fail(td, TD_ERROR_USAGE, "%s: '%.*s' is not one of %srecord precision grad simplify place schedule fuse plan%s",
-                    what, (int)length, at, sign ? "'-' and " : "", sign ? ", or a part of fuse: dbias gelu rows; as in -fuse,-simplify" : "");
+                    what, (int)length, at, sign ? "'-' and " : "", sign ? ", or a part of fuse: dbias gelu rows constants relu kept aside; as in -fuse,-simplify" : "");
             return false;
         }
         *bits |= 1u << stage;
