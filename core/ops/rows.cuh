@@ -13,38 +13,49 @@ typedef struct td_row_max_sum {
     float max, sum; /* of x, of exp(x - max); a max of -inf: of exp(x) */
 } td_row_max_sum;
 
-/* e^x: exact to 2 units in the last place for f32; for 16-bit rows, whose loads would not wait for it, to what they can tell. */
-template <typename T> static __device__ __forceinline__ float td_row_exp(float x) { return __expf(x); }
+/* e^x: exact to 2 units in the last place for f32; for 16-bit rows, whose loads would not wait for it, to what they can tell: two
+ * instructions, and 0 where the result would be denormal. */
+template <typename T> static __device__ __forceinline__ float td_row_exp(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504088896341f));
+    return y;
+}
 template <> __device__ __forceinline__ float td_row_exp<float>(float x) { return expf(x); }
 
 /* What exponentials are taken beside: -infinities have no distance from their max, and are 0 beside any number. */
 static __device__ __forceinline__ float td_row_pivot(float max) { return max > -CUDART_INF_F ? max : 0; }
 
-/* Of both parts; products are rounded before they are added, so that the order of the two does not matter. */
-struct td_row_join {
-    __device__ __forceinline__ td_row_max_sum operator()(td_row_max_sum a, td_row_max_sum b) const
-    {
-        float max = a.max > b.max ? a.max : b.max, pivot = td_row_pivot(max);
-        return { max, __fadd_rn(__fmul_rn(a.sum, expf(a.max - pivot)), __fmul_rn(b.sum, expf(b.max - pivot))) };
-    }
+struct td_row_largest {
+    __device__ __forceinline__ float operator()(float a, float b) const { return fmaxf(a, b); }
 };
 
-/* Of a row, which the group reads once. A NaN is passed over by the maximum: it makes the sum NaN. */
+/* s, of a part of a row, with the part in `pack`. A NaN is passed over by the maximum: it makes the sum NaN. */
+template <typename T, int width> static __device__ __forceinline__ void td_row_add(td_row_max_sum *s, td_pack<T, width> pack)
+{
+    float max = s->max;
+    #pragma unroll
+    for (int i = 0; i < width; i++) max = fmaxf(max, td_wide(pack.at[i]));
+    float pivot = td_row_pivot(max), sum = 0;
+    #pragma unroll
+    for (int i = 0; i < width; i++) sum += td_row_exp<T>(td_wide(pack.at[i]) - pivot);
+    s->sum = (max == s->max ? s->sum : s->sum * td_row_exp<T>(s->max - pivot)) + sum;
+    s->max = max;
+}
+
+/* Of the row whose parts the group's threads have. Products are rounded before they are added: all threads get the same bits. */
+template <int threads, typename T> static __device__ __forceinline__ td_row_max_sum td_row_join(td_row_max_sum s)
+{
+    float max = td_group_join<threads>(s.max, td_row_largest());
+    return { max, td_group_join<threads>(__fmul_rn(s.sum, td_row_exp<T>(s.max - td_row_pivot(max))), td_plus()) };
+}
+
+/* Of a row, which the group reads once. */
 template <int threads, typename T> static __device__ __forceinline__ td_row_max_sum td_row_max_sum_of(const T *x, int64_t count)
 {
     td_row_max_sum s = { -CUDART_INF_F, 0 };
-    td_group_visit<threads>(x, count, [&](int64_t, auto pack) {
-        constexpr int width = sizeof pack / sizeof(T);
-        float max = s.max;
-        #pragma unroll
-        for (int i = 0; i < width; i++) max = td_wide(pack.at[i]) > max ? td_wide(pack.at[i]) : max;
-        float pivot = td_row_pivot(max), sum = 0;
-        #pragma unroll
-        for (int i = 0; i < width; i++) sum += td_row_exp<T>(td_wide(pack.at[i]) - pivot);
-        s.sum = (max == s.max ? s.sum : s.sum * expf(s.max - pivot)) + sum;
-        s.max = max;
-    });
-    return td_group_join<threads>(s, td_row_join());
+    td_group_visit<threads>(x, count, [&](int64_t, auto pack) { td_row_add(&s, pack); });
+    return td_row_join<threads, T>(s);
 }
 
 /* y[i] = of(x[i]) in f32, by the same thread: y may be x. */
