@@ -458,4 +458,87 @@ static CHECK_UNUSED void check_loss(const int64_t *classes, int count)
     }
 }
 
+/* ---- Losses of rows in 16 bits, as long as a vocabulary */
+
+typedef struct loss_case {
+    int64_t rows, classes;
+} loss_case;
+
+/* Every row is of one of these kinds, by its number. */
+enum { CERTAIN, NO_LABEL, AT_THE_END, MASKED, BEHIND_THE_END, NOT_A_NUMBER, ROW_KINDS };
+
+typedef struct row_losses {
+    float *logits, *d;
+    int32_t *labels;
+    double *loss, *dx;                        /* (rows), (rows, classes) */
+} row_losses;
+
+static void draw_rows(const loss_case *c, const row_losses *r)
+{
+    for (int64_t i = 0; i < c->rows * c->classes; i++) r->logits[i] = (float)check_normal((uint64_t)i);
+    for (int64_t row = 0; row < c->rows; row++) {
+        float *x = r->logits + row * c->classes;
+        int64_t kind = row % ROW_KINDS, last = c->classes - 1, label = row * 7919 % c->classes;
+        if (kind == CERTAIN) x[label] = (float)log((double)c->classes) + 9; /* all others are of 0.0002 */
+        if (kind == MASKED) x[(label + 5) % c->classes] = -INFINITY;
+        if (kind == NOT_A_NUMBER) x[(label + 5) % c->classes] = NAN;
+        r->labels[row] = (int32_t)(kind == NO_LABEL ? -1 : kind == AT_THE_END ? last : kind == BEHIND_THE_END ? last + 1 : label);
+        r->d[row] = kind == CERTAIN ? 1 << 20 : (float)(64 + row % 7); /* so that no 16-bit gradient is denormal */
+    }
+}
+
+/* On a CPU of the same logits widened to f32 again. */
+static void take_losses(td_context *td, td_dtype dtype, const loss_case *c, const row_losses *r)
+{
+    td_tensor x = td_cast(td_input(td, "x", TD_F32, TD_SHAPE(c->rows, c->classes), r->logits), dtype);
+    if (!td->device->is_gpu) x = td_cast(x, TD_F32);
+    td_tensor labels = td_input(td, "labels", TD_I32, TD_SHAPE(c->rows), r->labels), d = td_input(td, "d", TD_F32, TD_SHAPE(c->rows), r->d);
+    td_tensor loss = td_record(&td_op_cross_entropy_rows, TD_HERE, 2, (td_tensor[]){ x, labels }, NULL);
+    td_tensor dx = td_cast(td_gradient(td_sum(td_mul(loss, d), TD_ALL, TD_DROP), x), TD_F32);
+    td_keep(loss);
+    td_keep(dx);
+    ck_assert_msg(td_step(td), "%s", td_error_text(td));
+    memcpy(r->loss, check_read(loss, "losses", __FILE__, __LINE__), (size_t)c->rows * sizeof *r->loss);
+    memcpy(r->dx, check_read(dx, "their gradients", __FILE__, __LINE__), (size_t)(c->rows * c->classes) * sizeof *r->dx);
+}
+
+/* The label's element is larger than all others together: it is looked at by itself. */
+static void compare_row(const char *name, const loss_case *c, const row_losses *got, const row_losses *want, int64_t row)
+{
+    double *a = got->dx + row * c->classes, *b = want->dx + row * c->classes, loss = want->loss[row];
+    int32_t label = want->labels[row];
+    if (isnan(loss)) {
+        ck_assert_msg(isnan(got->loss[row]), "%s, row %lld: the loss should be NaN", name, (long long)row);
+        for (int64_t i = 0; i < c->classes; i++)
+            ck_assert_msg(isnan(a[i]), "%s, row %lld: element %lld should be NaN", name, (long long)row, (long long)i);
+        return;
+    }
+    ck_assert_msg(fabs(got->loss[row] - loss) <= 1e-5 * (1 + loss), "%s, row %lld: a loss of %g, not %g", name, (long long)row, got->loss[row], loss);
+    ck_assert_msg(fabs(a[label] - b[label]) <= 1e-2 * fabs(b[label]), "%s, row %lld: %g at the label, not %g", name, (long long)row, a[label], b[label]);
+    a[label] = b[label] = 0;
+    double error = relative_error(a, b, c->classes);
+    ck_assert_msg(error <= 4e-3, "%s, row %lld: off by %.3g beside the label", name, (long long)row, error);
+}
+
+static CHECK_UNUSED void check_narrow_losses(const loss_case *cases, int count)
+{
+    td_context *cpu = open_cpu(TD_F32), *gpu = open_gpu(TD_F32, true);
+    for (int i = 0; i < 2 * count; i++) {
+        const loss_case *c = &cases[i / 2];
+        size_t rows = (size_t)c->rows, elements = rows * (size_t)c->classes;
+        td_dtype dtype = dtypes[1 + i % 2];
+        char name[80];
+        row_losses want = { check_alloc(elements * sizeof(float)), check_alloc(rows * sizeof(float)), check_alloc(rows * sizeof(int32_t)),
+                            check_alloc(rows * sizeof(double)), check_alloc(elements * sizeof(double)) }, got = want;
+        got.loss = check_alloc(rows * sizeof(double)), got.dx = check_alloc(elements * sizeof(double));
+        draw_rows(c, &want);
+        take_losses(cpu, dtype, c, &want);
+        take_losses(gpu, dtype, c, &got);
+        snprintf(name, sizeof name, "(%lld, %lld), %s", (long long)c->rows, (long long)c->classes, td_dtype_name(dtype));
+        for (int64_t row = 0; row < c->rows; row++) compare_row(name, c, &got, &want, row);
+    }
+    td_close(gpu);
+    td_close(cpu);
+}
+
 #endif

@@ -200,6 +200,15 @@ START_TEST(test_a_loss_with_its_gradient_equals_the_cpu)
 }
 END_TEST
 
+/* Of most there are more rows than multiprocessors. */
+START_TEST(test_losses_of_16_bits_equal_the_cpu)
+{
+    if (!gpu_for(__func__)) return;
+    static const loss_case cases[] = { { 410, 20000 }, { 270, 50304 }, { 140, 128256 }, { 4, 256000 }, { 140, 20001 }, { 300, 65 } };
+    check_narrow_losses(cases, sizeof cases / sizeof *cases);
+}
+END_TEST
+
 /* ---- Updates, and what they begin from */
 
 START_TEST(test_rules_update_as_the_cpus)
@@ -235,7 +244,7 @@ TESTS("cuda", test_what_cannot_be_had_is_said, test_operations_equal_the_cpu_in_
       test_operations_of_empty_operands_write_all_they_give, test_operations_equal_the_cpu_as_graphs,
       test_masks_in_chains_are_the_cpus, test_norms_that_add_and_narrow_equal_the_cpu, test_products_with_epilogues_are_the_cpus,
       test_a_gpt_with_epilogues_learns_as_without, test_a_loss_with_its_gradient_equals_the_cpu,
-      test_attention_in_16_bits_is_that_in_f32, test_deterministic_attention_gives_the_same_bits,
+      test_losses_of_16_bits_equal_the_cpu, test_attention_in_16_bits_is_that_in_f32, test_deterministic_attention_gives_the_same_bits,
       test_curves_equal_the_cpu, test_a_rerun_gives_the_same_bits, test_a_replayed_step_allocates_nothing_and_is_a_graph,
       test_rules_update_as_the_cpus, test_initial_values_are_the_cpus,
       test_updates_by_rows_equal_the_cpu, test_f16_steps_that_overflow_are_left_out_as_on_the_cpu)

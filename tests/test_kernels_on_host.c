@@ -120,6 +120,15 @@ START_TEST(test_a_loss_with_its_gradient_equals_the_cpu)
 }
 END_TEST
 
+/* Rows that leave a ring whole, that it holds once and a part, whose first packs leave it in some threads, and more of them than stay; the
+ * last two lie as no ring takes them. */
+START_TEST(test_losses_of_16_bits_equal_the_cpu)
+{
+    static const loss_case cases[] = { { 13, 16392 }, { 7, 50304 }, { 7, 80000 }, { 6, 120008 }, { 4, 256000 }, { 6, 20001 }, { 6, 65 } };
+    check_narrow_losses(cases, sizeof cases / sizeof *cases);
+}
+END_TEST
+
 /* ---- Steps */
 
 START_TEST(test_curves_equal_the_cpu)
@@ -165,6 +174,7 @@ END_TEST
 TESTS("kernels_on_host", test_threads_that_do_not_meet_are_found, test_copies_are_there_when_they_were_waited_for,
       test_operations_equal_the_cpu_in_poisoned_memory, test_operations_of_empty_operands_write_all_they_give, test_attention_in_16_bits_is_that_in_f32, test_masks_in_chains_are_the_cpus,
       test_norms_that_add_and_narrow_equal_the_cpu, test_products_with_epilogues_are_the_cpus,
-      test_a_loss_with_its_gradient_equals_the_cpu, test_curves_equal_the_cpu, test_a_replayed_step_allocates_nothing_and_is_a_graph,
+      test_a_loss_with_its_gradient_equals_the_cpu, test_losses_of_16_bits_equal_the_cpu, test_curves_equal_the_cpu,
+      test_a_replayed_step_allocates_nothing_and_is_a_graph,
       test_rules_update_as_the_cpus, test_initial_values_are_the_cpus, test_updates_by_rows_equal_the_cpu,
       test_f16_steps_that_overflow_are_left_out_as_on_the_cpu)
