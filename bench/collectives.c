@@ -188,12 +188,13 @@ static double last_value(const chain *c)
     return c->kind == PAR_REDUCE_SCATTER ? c->ranks : 1;
 }
 
-/* The last element of what the last call gives, kept. Nothing else is computed but what the first one reads. */
+/* The last element of what the last call gives, kept. Nothing else is computed but what the first one reads: by a factor, so that a sum may take
+ * its memory, which that of a fill may not be. */
 static td_tensor record(td_context *td, const chain *c)
 {
     int64_t part = c->whole / c->ranks, in = c->kind == PAR_ALL_GATHER ? part : c->whole, out = c->kind == PAR_REDUCE_SCATTER ? part : c->whole;
     const call_attr attr = { c->kind, out };
-    td_tensor data = td_fill(td, c->dtype, TD_SHAPE(in), first_value(c)), given = data;
+    td_tensor data = td_scale(td_fill(td, c->dtype, TD_SHAPE(in), 1), first_value(c)), given = data;
     bool reduces = c->kind == PAR_ALL_REDUCE;
     for (int i = 0; i < c->calls; i++) {
         td_tensor operands[] = { given, data };
