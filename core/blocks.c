@@ -13,6 +13,16 @@
 
 /* ---- How long they live */
 
+/* Room for it among what the host gives a GPU. */
+static bool give(td_planner *pl, uint32_t block)
+{
+    td_planned *plan = pl->plan;
+    if (!td_grow(pl->td, (void **)&plan->given, &plan->given_room, plan->given_count + 1, sizeof *plan->given, "program")) return false;
+    plan->given[plan->given_count++] = block;
+    plan->slot_bytes += td_block_round(pl, plan->blocks[block].bytes);
+    return true;
+}
+
 static bool give_block(td_planner *pl, uint32_t index)
 {
     const td_node *n = &pl->p->nodes[index];
@@ -28,8 +38,7 @@ static bool give_block(td_planner *pl, uint32_t index)
         int64_t bytes = td_value_bytes(pl, n->output);
         pl->where[n->output].block = td_block_add(pl, (td_block){ .kind = constant ? TD_BLOCK_CONSTANT : TD_BLOCK_SLOT, .index = slot,
                                                                   .first = -1, .last = -1, .bytes = bytes, .offset = pl->plan->slot_bytes });
-        if (pl->td->device->is_gpu) pl->plan->slot_bytes += td_block_round(pl, bytes);
-        return pl->where[n->output].block != TD_NONE;
+        return pl->where[n->output].block != TD_NONE && (!pl->td->device->is_gpu || give(pl, pl->where[n->output].block));
     }
     if (n->op->flags & TD_OP_VIEW) {
         td_id in = pl->p->inputs[n->input];

@@ -352,11 +352,12 @@ typedef struct td_profile_task {
     td_dtype dtype;           /* of its first operand; of its result where that is none of floats */
     int64_t flops, bytes, sent, copied; /* as planned: td_report sums the same */
     bool on_host;             /* it computes there, on offloaded state */
+    bool aside;               /* small, and beside what is computed, which does not wait for it */
     int64_t live_bytes;       /* of the step's memory, while it runs */
 } td_profile_task;
 
 /* Something that took time. Host events follow one another without gaps: each begins where the last one ended. Tasks lie within
- * the host's "run" and do not overlap. */
+ * the host's "run"; collectives, copies between device and host, those aside and the others each follow one another. */
 typedef struct td_profile_event {
     const td_profile_task *task; /* NULL: the host's */
     const char *name;         /* host: "record" "plan" "agree" "bind" "run", or of td_profile_mark; NULL: a task */

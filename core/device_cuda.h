@@ -33,6 +33,7 @@ void td_cuda_launched(const td_kernel *k);
 /* Kernels that copy bytes within the device's memory, not onto themselves in part, and set them to 0 (core/ops/bytes.cu). */
 bool td_copy_bytes_cuda(td_context *td, void *to, const void *from, int64_t bytes, cudaStream_t queue);
 bool td_clear_bytes_cuda(td_context *td, void *to, int64_t bytes, cudaStream_t queue);
+cudaError_t td_clear_bytes_node_cuda(cudaGraphNode_t *to, cudaGraph_t graph, void *memory, int64_t bytes); /* the same as a node that waits for nothing yet */
 /* Draws it, on the queue (core/ops/initial.cu). */
 bool td_initial_cuda(td_context *td, const td_initial *of, cudaStream_t queue);
 

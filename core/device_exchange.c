@@ -18,6 +18,7 @@ static void drop_inputs(td_context *td, td_exchange *x)
     for (int i = 0; i < TD_INPUT_SETS; i++) {
         if (x->set[i].pinned) cudaFreeHost(x->set[i].pinned);
         x->set[i].pinned = x->set[i].inputs = NULL;
+        x->set[i].filled_for = 0;
     }
     td_cuda_put(td, x->memory, TD_INPUT_SETS * set_bytes(x->slot_bytes), "inputs");
     x->memory = NULL;
@@ -103,17 +104,23 @@ static void write_constant(const td_planned *plan, const td_block *block, char *
     for (int64_t at = 0; at < block->bytes; at += item) td_store_f64(to + at, dtype, &attr->value, 1);
 }
 
-static void fill(td_context *td, const td_planned *plan, char *to)
+static void write_slot(td_context *td, const td_block *block, char *to)
 {
-    *(td_cuda_run *)to = (td_cuda_run){ .seed = td->run.seed, .update = td->run.update, .micro = td->run.micro };
-    for (uint32_t b = 0; b < plan->block_count; b++) {
-        const td_block *block = &plan->blocks[b];
-        if (block->kind == TD_BLOCK_CONSTANT) write_constant(plan, block, to + TD_GPU_ALIGN + block->offset);
-        if (block->kind != TD_BLOCK_SLOT) continue;
-        const td_slot *slot = &td->slots[block->index];
-        if (slot->data) copy_slot(td, to + TD_GPU_ALIGN + block->offset, slot->data, block->bytes);
-        else memcpy(to + TD_GPU_ALIGN + block->offset, &slot->f32, sizeof slot->f32);
+    const td_slot *slot = &td->slots[block->index];
+    if (slot->data) copy_slot(td, to, slot->data, block->bytes);
+    else memcpy(to, &slot->f32, sizeof slot->f32);
+}
+
+static void fill(td_context *td, const td_planned *plan, td_exchange_set *s)
+{
+    *(td_cuda_run *)s->pinned = (td_cuda_run){ .seed = td->run.seed, .update = td->run.update, .micro = td->run.micro };
+    for (uint32_t i = 0; i < plan->given_count; i++) {
+        const td_block *block = &plan->blocks[plan->given[i]];
+        char *to = s->pinned + TD_GPU_ALIGN + block->offset;
+        if (block->kind == TD_BLOCK_SLOT) write_slot(td, block, to);
+        else if (s->filled_for != plan->number) write_constant(plan, block, to);
     }
+    s->filled_for = plan->number;
 }
 
 bool td_exchange_send(td_context *td, td_exchange *x, cudaStream_t stream, const td_planned *plan)
@@ -130,7 +137,7 @@ bool td_exchange_send(td_context *td, td_exchange *x, cudaStream_t stream, const
     }
     if (!td_cuda_ok(td, status, "waiting for an earlier step")) return false;
     s->read_late = plan->host_tasks;
-    fill(td, plan, s->pinned);
+    fill(td, plan, s);
     return td_cuda_ok(td, cudaStreamWaitEvent(x->copies, s->done, 0), "waiting for an earlier step") &&
            td_cuda_ok(td, cudaMemcpyAsync(s->inputs, s->pinned, (size_t)set_bytes(plan->slot_bytes), cudaMemcpyHostToDevice, x->copies),
                       "copying inputs") &&

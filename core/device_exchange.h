@@ -14,6 +14,7 @@ extern "C" {
 
 typedef struct td_exchange_set {
     char *pinned;                             /* the host's side of `inputs` */
+    uint64_t filled_for;                      /* the plan, by number, whose constants it has */
     char *inputs;                             /* on the device: td_cuda_run in TD_GPU_ALIGN bytes, then the slots of a plan */
     uint64_t *outputs;                        /* pinned, TD_LANDED of them; the device writes there */
     cudaEvent_t copied, done;                 /* the inputs; the step */

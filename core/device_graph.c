@@ -144,7 +144,8 @@ static bool capture(td_context *td, td_planned *plan, td_cuda_plan *p, const cud
     bool called = call_all(td, plan, p, events, cudaEventRecordExternal);
     cudaError_t status = cudaStreamEndCapture(stream, &graph);
     if (!called) cudaGetLastError(); /* of what ends in the middle, no more is to be heard */
-    if (called && td_cuda_ok(td, status, "ending a graph")) td_cuda_ok(td, cudaGraphInstantiate(to, graph, 0), "making a graph");
+    if (called && td_cuda_ok(td, status, "ending a graph") && td_nodes_are_kernels(td, graph))
+        td_cuda_ok(td, cudaGraphInstantiate(to, graph, 0), "making a graph");
     if (graph) cudaGraphDestroy(graph);
     td->device_counts.graphs += *to != NULL;
     return *to != NULL;

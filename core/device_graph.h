@@ -38,6 +38,9 @@ typedef struct td_cuda_plan {
 bool td_cuda_current(td_context *td);                     /* makes the context's GPU the thread's */
 bool td_cuda_wait(td_context *td);                        /* until computation's queue is done, and so all others */
 
+/* device_nodes.c: has kernels do what else libraries left in a graph, and counts what is left besides. False after an error. */
+bool td_nodes_are_kernels(td_context *td, cudaGraph_t graph);
+
 bool td_graph_run(td_context *td, td_planned *plan);
 void td_graph_drop(td_context *td, td_planned *plan);
 

@@ -124,6 +124,7 @@ typedef struct td_device_counts {
     int64_t waited_ns;                        /* within td_step */
     int64_t calls;                            /* operations handed over one by one */
     int64_t graphs, replays;                  /* made, and launched */
+    int64_t others;                           /* nodes of the graphs made that are no kernels */
 } td_device_counts;
 const td_device *td_cuda_open(td_context *td);            /* the GPU that options.device names; NULL: cannot be had */
 const td_device *td_described_open(td_context *td);       /* options.gpu */
@@ -182,6 +183,7 @@ struct td_context {
     struct td_owned *owned;                   /* what td_own gave, the latest first */
 
     td_planned **plans;
+    uint64_t plans_made;
     uint32_t plan_count, plan_room;
     td_planned *last;                            /* whose outputs can be read */
     td_planned *planned;                         /* by the last td_plan; NULL: none, or it is gone */
@@ -363,6 +365,7 @@ typedef struct td_left {
 } td_left;
 
 struct td_planned {
+    uint64_t number;                          /* from 1, of the context's */
     td_program recording;                     /* to confirm a fingerprint by comparison */
     uint64_t key;                             /* of the recording, the options, what accumulators hold and what is current */
     uint64_t agreement;                       /* of the layout of state and the collectives */
@@ -374,6 +377,8 @@ struct td_planned {
     uint32_t arg_count, arg_room;
     td_block *blocks;
     uint32_t block_count, block_room;
+    uint32_t *given;                          /* those of them that the host gives a GPU: slots and constants */
+    uint32_t given_count, given_room;
     td_binding *bindings;                     /* those of slots come last: they change every step */
     uint32_t binding_count, binding_room, fixed_count;
     td_plan_output *outputs;

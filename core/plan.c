@@ -235,7 +235,7 @@ td_planned *td_plan_make(td_context *td, td_program *final)
         td_program_free(final);
         return NULL;
     }
-    *plan = (td_planned){ .program = final, .recording = { .td = td } };
+    *plan = (td_planned){ .number = ++td->plans_made, .program = final, .recording = { .td = td } };
     td_planner pl = { .td = td, .plan = plan, .p = final };
     bool made = make(&pl);
     td_free(td, pl.live, final->node_count, "program");
@@ -265,6 +265,7 @@ void td_plan_free(td_context *td, td_planned *plan)
     td_free(td, plan->tasks, plan->task_room * sizeof *plan->tasks, "program");
     td_free(td, plan->args, plan->arg_room * sizeof *plan->args, "program");
     td_free(td, plan->blocks, plan->block_room * sizeof *plan->blocks, "program");
+    td_free(td, plan->given, plan->given_room * sizeof *plan->given, "program");
     td_free(td, plan->bindings, plan->binding_room * sizeof *plan->bindings, "program");
     td_free(td, plan->outputs, plan->output_room * sizeof *plan->outputs, "program");
     td_free(td, plan->left, plan->left_room * sizeof *plan->left, "program");

@@ -103,6 +103,7 @@ td_profile_task td_profile_describe(const td_context *td, const td_planned *plan
                                                 : TD_PROFILE_FORWARD,
         .collective = op->flags & TD_OP_COLLECTIVE, .dtype = dtype_of(&t->kernel), .flops = t->cost.flops, .bytes = t->cost.bytes,
         .sent = t->cost.sent, .copied = t->cost.copied,
+        .aside = plan->beside && t->queue == TD_QUEUE_ASIDE,
         .on_host = !t->cost.copied && t->kernel.outputs && t->kernel.out[0].place.memory == TD_HOST };
 }
 

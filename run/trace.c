@@ -1,5 +1,5 @@
 /* OUT/profile.trace.json: the profile in Chrome's trace event format, which Perfetto opens. A process is a rank; its threads are the
- * host, the executor, communication and copies to and from the host; a counter follows the memory that is live.
+ * host, the executor, communication, copies to and from the host, and what is small and aside; a counter follows the memory that is live.
  *
  * "Trace Event Format", Google, 2016: complete events (X) with ts and dur in microseconds, metadata (M), counters (C).
  */
@@ -10,7 +10,7 @@
 
 #include "run/profile.h"
 
-enum { HOST = 1, EXECUTOR, COMMUNICATION, COPIES };
+enum { HOST = 1, EXECUTOR, COMMUNICATION, COPIES, ASIDE, THREADS };
 
 static double us(int64_t ns) { return (double)ns / 1000; }
 
@@ -29,25 +29,26 @@ static void put_name(td_json_writer *w, int rank, int thread, const char *what, 
     td_json_close_object(w);
 }
 
-static bool copies(const td_context *td)
+static int thread_of(const td_profile_event *e)
 {
-    bool some = false;
-    for (int64_t i = 0; i < td_profile_count(td) && !some; i++) {
-        td_profile_event e = td_profile_at(td, i);
-        some = e.task && e.task->copied > 0;
-    }
-    return some;
+    if (!e->task) return HOST;
+    return e->task->collective ? COMMUNICATION : e->task->copied ? COPIES : e->task->aside ? ASIDE : EXECUTOR;
 }
 
 static void put_names(const run_loop *run, td_json_writer *w)
 {
+    static const char *const names[THREADS] = { [HOST] = "host", [EXECUTOR] = "executor", [COMMUNICATION] = "communication", [COPIES] = "copies",
+                                                [ASIDE] = "aside" };
     char rank[32];
+    bool some[THREADS] = { [HOST] = true, [EXECUTOR] = true, [COMMUNICATION] = run->ranks > 1 };
     snprintf(rank, sizeof rank, "rank %d", run->rank);
     put_name(w, run->rank, 0, "process_name", rank);
-    put_name(w, run->rank, HOST, "thread_name", "host");
-    put_name(w, run->rank, EXECUTOR, "thread_name", "executor");
-    if (run->ranks > 1) put_name(w, run->rank, COMMUNICATION, "thread_name", "communication");
-    if (copies(run->td)) put_name(w, run->rank, COPIES, "thread_name", "copies");
+    for (int64_t i = 0; i < td_profile_count(run->td); i++) {
+        td_profile_event e = td_profile_at(run->td, i);
+        some[thread_of(&e)] = true;
+    }
+    for (int t = HOST; t < THREADS; t++)
+        if (some[t]) put_name(w, run->rank, t, "thread_name", names[t]);
 }
 
 static void put_task_arguments(const td_profile_task *task, td_json_writer *w)
@@ -67,7 +68,7 @@ static void put_event(const run_loop *run, const td_profile_event *e, td_json_wr
     td_json_open_object(w, NULL);
     td_json_put_string(w, "ph", "X");
     td_json_put_integer(w, "pid", run->rank);
-    td_json_put_integer(w, "tid", !e->task ? HOST : e->task->collective ? COMMUNICATION : e->task->copied ? COPIES : EXECUTOR);
+    td_json_put_integer(w, "tid", thread_of(e));
     td_json_put_string(w, "name", e->task ? e->task->parts : e->name);
     td_json_put_string(w, "cat", e->task ? e->task->kind : "host");
     td_json_put_number(w, "ts", us(e->begin_ns));

@@ -38,3 +38,15 @@ extern "C" bool td_clear_bytes_cuda(td_context *td, void *to, int64_t bytes, cud
     else clear<char><<<blocks_for(bytes, 1), THREADS, 0, queue>>>((char *)to, bytes);
     return td_cuda_ok(td, cudaGetLastError(), "clearing bytes");
 }
+
+extern "C" cudaError_t td_clear_bytes_node_cuda(cudaGraphNode_t *to, cudaGraph_t graph, void *memory, int64_t bytes)
+{
+    bool words = has_words((uintptr_t)memory);
+    void *arguments[] = { &memory, &bytes };
+    cudaKernelNodeParams launch = {};
+    launch.func = words ? (void *)clear<uint4> : (void *)clear<char>;
+    launch.gridDim = dim3(blocks_for(bytes, words ? 16 : 1));
+    launch.blockDim = dim3(THREADS);
+    launch.kernelParams = arguments;
+    return cudaGraphAddKernelNode(to, graph, NULL, 0, &launch);
+}

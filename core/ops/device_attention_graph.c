@@ -302,8 +302,7 @@ void td_attention_plan_run(const td_kernel *k, const td_cudnn_plan *plan)
         GIVE(INNER, room + p.inner);
         GIVE(DQ_SUM, room + p.dq_sum);
         GIVE(ONE, &one);
-        if (!td_cuda_ok(k->run->td, cudaMemsetAsync(room + p.dq_sum, 0, (size_t)(p.bytes - p.dq_sum), td_stream(k)), "clearing a sum"))
-            return;
+        if (!td_clear_bytes_cuda(k->run->td, room + p.dq_sum, p.bytes - p.dq_sum, td_stream(k))) return;
     }
 #undef GIVE
     td_cudnn_run(k->run->td, plan, count, ids, pointers, room, td_stream(k));

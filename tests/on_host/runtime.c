@@ -349,6 +349,13 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *to, cudaGraph_t graph, unsigne
     return cudaSuccess;
 }
 
+/* Graphs are what was captured. */
+cudaError_t cudaGraphAddKernelNode(cudaGraphNode_t *to, cudaGraph_t graph, const cudaGraphNode_t *after, size_t count, const cudaKernelNodeParams *launch)
+{
+    (void)to, (void)graph, (void)after, (void)count, (void)launch;
+    return noted(cudaErrorInvalidValue);
+}
+
 cudaError_t cudaGraphDestroy(cudaGraph_t graph)
 {
     free_graph(graph);

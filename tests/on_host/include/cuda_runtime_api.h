@@ -38,7 +38,12 @@ typedef void (*cudaHostFn_t)(void *user);
 typedef struct on_host_stream *cudaStream_t;
 typedef struct on_host_event *cudaEvent_t;
 typedef struct on_host_graph *cudaGraph_t, *cudaGraphExec_t;
-typedef struct on_host_nothing *cudaKernel_t;
+typedef struct on_host_nothing *cudaKernel_t, *cudaGraphNode_t;
+typedef struct cudaKernelNodeParams {
+    void *func;
+    dim3 gridDim, blockDim;
+    void **kernelParams;
+} cudaKernelNodeParams;
 struct cudaDeviceProp {
     char name[256];
     int multiProcessorCount, l2CacheSize, major, minor;
@@ -78,6 +83,7 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t end);
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode);
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *to);
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *to, cudaGraph_t graph, unsigned long long flags);
+cudaError_t cudaGraphAddKernelNode(cudaGraphNode_t *to, cudaGraph_t graph, const cudaGraphNode_t *after, size_t count, const cudaKernelNodeParams *launch);
 cudaError_t cudaGraphDestroy(cudaGraph_t graph);
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph);
 cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream);
