@@ -13,14 +13,27 @@
 
 /* ---- How long they live */
 
-/* Room for it among what the host gives a GPU. */
 static bool give(td_planner *pl, uint32_t block)
 {
     td_planned *plan = pl->plan;
     if (!td_grow(pl->td, (void **)&plan->given, &plan->given_room, plan->given_count + 1, sizeof *plan->given, "program")) return false;
     plan->given[plan->given_count++] = block;
-    plan->slot_bytes += td_block_round(pl, plan->blocks[block].bytes);
     return true;
+}
+
+/* Where what the host gives a GPU lies: inputs last, which the GPU may read from where the caller has them. */
+static void lay_out_given(td_planner *pl)
+{
+    td_planned *plan = pl->plan;
+    for (int inputs = 0; inputs < 2; inputs++) {
+        for (uint32_t i = 0; i < plan->given_count; i++) {
+            td_block *b = &plan->blocks[plan->given[i]];
+            if ((b->kind == TD_BLOCK_SLOT && pl->td->slots[b->index].data) != inputs) continue;
+            b->offset = plan->slot_bytes;
+            plan->slot_bytes += td_block_round(pl, b->bytes);
+        }
+        if (!inputs) plan->scalar_bytes = plan->slot_bytes;
+    }
 }
 
 static bool give_block(td_planner *pl, uint32_t index)
@@ -37,7 +50,7 @@ static bool give_block(td_planner *pl, uint32_t index)
         uint32_t slot = constant ? index : ((const td_input_attr *)td_node_attr(pl->p, n))->slot;
         int64_t bytes = td_value_bytes(pl, n->output);
         pl->where[n->output].block = td_block_add(pl, (td_block){ .kind = constant ? TD_BLOCK_CONSTANT : TD_BLOCK_SLOT, .index = slot,
-                                                                  .first = -1, .last = -1, .bytes = bytes, .offset = pl->plan->slot_bytes });
+                                                                  .first = -1, .last = -1, .bytes = bytes });
         return pl->where[n->output].block != TD_NONE && (!pl->td->device->is_gpu || give(pl, pl->where[n->output].block));
     }
     if (n->op->flags & TD_OP_VIEW) {
@@ -244,6 +257,7 @@ bool td_blocks_give(td_planner *pl)
     const td_program *p = pl->p;
     for (uint32_t n = 0; n < p->node_count; n++)
         if (pl->live[n] && !give_block(pl, n)) return false;
+    lay_out_given(pl);
     note_reads(pl);
     for (uint32_t n = 0; n < p->node_count; n++)
         if (p->nodes[n].op == &td_op_store)

@@ -248,6 +248,7 @@ void td_close(td_context *td)
     for (uint32_t r = 0; r < td->own_gradient_count; r++) td_free(td, td->own_gradients[r].name, strlen(td->own_gradients[r].name) + 1, "host");
     td_free(td, td->own_gradients, td->own_gradient_room * sizeof *td->own_gradients, "host");
     td_free(td, (void *)td->rules, td->rule_room * sizeof *td->rules, "host");
+    td_free(td, td->inputs, td->input_room * sizeof *td->inputs, "data");
     td_free(td, td->slots, td->slot_room * sizeof *td->slots, "host");
     td_allocator allocator = td->allocator;
     allocator.put(allocator.user, td, sizeof *td, "context");

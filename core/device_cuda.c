@@ -101,6 +101,8 @@ static const td_device pinned = { .get = pinned_get, .put = pinned_put, .write =
 
 /* ---- Values of steps */
 
+static bool cuda_inputs_read(td_context *td, td_span of) { return td_cuda_current(td) && td_exchange_read(td, &td->cuda->exchange, of); }
+
 static const uint64_t *cuda_landed(td_context *td, int set)
 {
     return td_cuda_current(td) ? td_exchange_landed(td, &td->cuda->exchange, set) : NULL;
@@ -170,7 +172,7 @@ static int64_t cuda_used(td_context *td)
 
 static const td_device gpu = {
     .is_gpu = true, .get = cuda_get, .put = cuda_put, .write = cuda_write, .read = cuda_read, .clear = cuda_clear,
-    .initialise = cuda_initialise, .run = td_graph_run, .landed = cuda_landed, .drop = td_graph_drop, .measure = cuda_measure,
+    .initialise = cuda_initialise, .run = td_graph_run, .landed = cuda_landed, .inputs_read = cuda_inputs_read, .drop = td_graph_drop, .measure = cuda_measure,
     .used = cuda_used, .close = cuda_close,
 };
 

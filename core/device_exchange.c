@@ -76,8 +76,8 @@ void td_exchange_close(td_context *td, td_exchange *x)
 
 /* ---- To the device */
 
-/* A core copies some 10 GB/s, a link ten times that: what is long is copied by a few. */
-enum { PART_BYTES = 64 << 10, PARTS = 4 };
+/* A core copies some 10 GB/s, a link ten times that: what is long is copied by a few, unless they sleep by now: waking them takes longer. */
+enum { PART_BYTES = 64 << 10, PARTS = 4, AWAKE_NS = 1000000 };
 typedef struct copying {
     char *to;
     const char *from;
@@ -89,10 +89,13 @@ static void copy_part(void *user, int64_t begin, int64_t end)
     memcpy(c->to + begin, c->from + begin, (size_t)(end - begin));
 }
 
-static void copy_slot(td_context *td, char *to, const void *from, int64_t bytes)
+static void copy_input(td_context *td, td_exchange *x, char *to, const void *from, int64_t bytes)
 {
     copying c = { to, from };
-    td_parallel_for(&td->run, bytes, bytes / PARTS > PART_BYTES ? bytes / PARTS : PART_BYTES, copy_part, &c);
+    bool awake = td_profile_now() - x->copied_ns < AWAKE_NS;
+    int64_t parts = awake ? PARTS : 1;
+    td_parallel_for(&td->run, bytes, bytes / parts > PART_BYTES ? bytes / parts : PART_BYTES, copy_part, &c);
+    x->copied_ns = td_profile_now();
 }
 
 static void write_constant(const td_planned *plan, const td_block *block, char *to)
@@ -104,43 +107,89 @@ static void write_constant(const td_planned *plan, const td_block *block, char *
     for (int64_t at = 0; at < block->bytes; at += item) td_store_f64(to + at, dtype, &attr->value, 1);
 }
 
-static void write_slot(td_context *td, const td_block *block, char *to)
+/* The caller's input, where the GPU itself is to read it; NULL: a scalar, a constant, or the host copies it. What calls of the host may read
+ * is copied. */
+static const char *read_by_gpu(const td_context *td, const td_planned *plan, const td_block *block)
 {
-    const td_slot *slot = &td->slots[block->index];
-    if (slot->data) copy_slot(td, to, slot->data, block->bytes);
-    else memcpy(to, &slot->f32, sizeof slot->f32);
+    const void *data = block->kind == TD_BLOCK_SLOT ? td->slots[block->index].data : NULL;
+    return data && block->bytes && !plan->host_tasks && td_is_input_memory(td, data, block->bytes) ? data : NULL;
 }
 
-static void fill(td_context *td, const td_planned *plan, td_exchange_set *s)
+/* Writes what comes from `pinned`; how many bytes of it, behind the numbers of the run. */
+static int64_t fill(td_context *td, td_exchange *x, const td_planned *plan, td_exchange_set *s)
 {
+    int64_t filled = plan->scalar_bytes;
     *(td_cuda_run *)s->pinned = (td_cuda_run){ .seed = td->run.seed, .update = td->run.update, .micro = td->run.micro };
     for (uint32_t i = 0; i < plan->given_count; i++) {
         const td_block *block = &plan->blocks[plan->given[i]];
+        const td_slot *slot = &td->slots[block->index];
         char *to = s->pinned + TD_GPU_ALIGN + block->offset;
-        if (block->kind == TD_BLOCK_SLOT) write_slot(td, block, to);
-        else if (s->filled_for != plan->number) write_constant(plan, block, to);
+        bool constant = block->kind == TD_BLOCK_CONSTANT;
+        if (constant && s->filled_for != plan->number) write_constant(plan, block, to);
+        if (!constant && !slot->data) memcpy(to, &slot->f32, sizeof slot->f32);
+        if (constant || !slot->data || read_by_gpu(td, plan, block)) continue;
+        copy_input(td, x, to, slot->data, block->bytes);
+        filled = plan->slot_bytes;
     }
     s->filled_for = plan->number;
+    return filled;
+}
+
+static bool copy(td_context *td, td_exchange *x, char *to, const void *from, int64_t bytes)
+{
+    return td_cuda_ok(td, cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyHostToDevice, x->copies), "copying inputs");
+}
+
+/* What the GPU reads from where the caller has it. */
+static bool copy_read(td_context *td, td_exchange *x, const td_planned *plan, td_exchange_set *s)
+{
+    bool good = true;
+    s->read = (td_span){ UINTPTR_MAX, 0 };
+    for (uint32_t i = 0; i < plan->given_count && good; i++) {
+        const td_block *block = &plan->blocks[plan->given[i]];
+        const char *from = read_by_gpu(td, plan, block);
+        if (!from) continue;
+        uintptr_t begin = (uintptr_t)from, end = begin + (uintptr_t)block->bytes;
+        s->read = (td_span){ begin < s->read.begin ? begin : s->read.begin, end > s->read.end ? end : s->read.end };
+        good = copy(td, x, s->inputs + TD_GPU_ALIGN + block->offset, from, block->bytes);
+    }
+    return good;
+}
+
+/* The host is as far ahead as it may be, or needs memory again, until the event has come. */
+static bool wait_for(td_context *td, cudaEvent_t event)
+{
+    cudaError_t status = cudaEventQuery(event);
+    if (status == cudaErrorNotReady) {
+        cudaGetLastError(); /* it counts as an error, which the next launch would be taken for */
+        int64_t begin_ns = td_profile_now();
+        td->device_counts.waits++;
+        status = cudaEventSynchronize(event);
+        td->device_counts.waited_ns += td_profile_now() - begin_ns;
+    }
+    return td_cuda_ok(td, status, "waiting for an earlier step");
+}
+
+bool td_exchange_read(td_context *td, td_exchange *x, td_span of)
+{
+    bool good = true;
+    for (int i = 0; i < TD_INPUT_SETS && good; i++) {
+        td_exchange_set *s = &x->set[i];
+        if (s->read.begin >= of.end || of.begin >= s->read.end) continue;
+        good = wait_for(td, s->copied);
+        s->read = (td_span){ 0 };
+    }
+    return good;
 }
 
 bool td_exchange_send(td_context *td, td_exchange *x, cudaStream_t stream, const td_planned *plan)
 {
     td_exchange_set *s = current(td, x);
-    cudaEvent_t free = s->read_late ? s->done : s->copied;
-    cudaError_t status = cudaEventQuery(free);
-    if (status == cudaErrorNotReady) { /* the host is as far ahead as it may be */
-        cudaGetLastError(); /* it counts as an error, which the next launch would be taken for */
-        int64_t begin_ns = td_profile_now();
-        td->device_counts.waits++;
-        status = cudaEventSynchronize(free);
-        td->device_counts.waited_ns += td_profile_now() - begin_ns;
-    }
-    if (!td_cuda_ok(td, status, "waiting for an earlier step")) return false;
+    if (!wait_for(td, s->read_late ? s->done : s->copied)) return false;
     s->read_late = plan->host_tasks;
-    fill(td, plan, s);
+    int64_t filled = fill(td, x, plan, s);
     return td_cuda_ok(td, cudaStreamWaitEvent(x->copies, s->done, 0), "waiting for an earlier step") &&
-           td_cuda_ok(td, cudaMemcpyAsync(s->inputs, s->pinned, (size_t)set_bytes(plan->slot_bytes), cudaMemcpyHostToDevice, x->copies),
-                      "copying inputs") &&
+           copy(td, x, s->inputs, s->pinned, set_bytes(filled)) && copy_read(td, x, plan, s) &&
            td_cuda_ok(td, cudaEventRecord(s->copied, x->copies), "recording an event") &&
            td_cuda_ok(td, cudaStreamWaitEvent(stream, s->copied, 0), "waiting for inputs");
 }

@@ -7,6 +7,7 @@
 #define TANDEM_CORE_DEVICE_EXCHANGE_H
 
 #include "core/device_cuda.h"
+#include "core/internal.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -15,6 +16,7 @@ extern "C" {
 typedef struct td_exchange_set {
     char *pinned;                             /* the host's side of `inputs` */
     uint64_t filled_for;                      /* the plan, by number, whose constants it has */
+    td_span read;                             /* around what `copied` reads of the caller's memory; empty: nothing, or it has */
     char *inputs;                             /* on the device: td_cuda_run in TD_GPU_ALIGN bytes, then the slots of a plan */
     uint64_t *outputs;                        /* pinned, TD_LANDED of them; the device writes there */
     cudaEvent_t copied, done;                 /* the inputs; the step */
@@ -24,6 +26,7 @@ typedef struct td_exchange_set {
 
 typedef struct td_exchange {
     cudaStream_t copies;
+    int64_t copied_ns;                        /* when the host's threads last copied an input; of td_profile_now */
     char *memory;                             /* of all inputs */
     int64_t slot_bytes;                       /* that each set has room for; -1: there are none yet */
     uint64_t epoch;                           /* how many there have been */
@@ -44,6 +47,8 @@ bool td_exchange_open(td_context *td, td_exchange *x);
 bool td_exchange_ensure(td_context *td, td_exchange *x, cudaStream_t stream, int64_t slot_bytes);
 /* Puts the plan's inputs on their way; what comes next on the stream runs when they are there. */
 bool td_exchange_send(td_context *td, td_exchange *x, cudaStream_t stream, const td_planned *plan);
+/* Waits until nothing in the span has still to be read. */
+bool td_exchange_read(td_context *td, td_exchange *x, td_span of);
 /* Behind the calls of a plan: its outputs of one element go to the set, on the stream. May be captured. */
 bool td_exchange_land(td_context *td, td_exchange *x, cudaStream_t stream, const td_planned *plan);
 /* Behind all of that: the set is free when the stream has come here. */

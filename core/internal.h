@@ -47,6 +47,11 @@ typedef struct td_state_entry {
     uint32_t stand_in;                        /* the state td_use reads in its place, which may be itself; TD_NONE: none */
 } td_state_entry;
 
+/* Addresses of the host. */
+typedef struct td_span {
+    uintptr_t begin, end;
+} td_span;
+
 /* An input or scalar of the recording, in order; plans refer to it by index. */
 typedef struct td_slot {
     const void *data;                         /* the caller's; NULL: a scalar, held here */
@@ -84,6 +89,7 @@ typedef struct td_device {
     bool (*initialise)(td_context *td, const td_initial *of);
     bool (*run)(td_context *td, td_planned *plan);            /* may return before it has run */
     const uint64_t *(*landed)(td_context *td, int set);       /* values of td->landed[set]; NULL after an error. NULL on the CPU */
+    bool (*inputs_read)(td_context *td, td_span of);          /* waits until it has read what inputs lie there. NULL on the CPU */
     void (*drop)(td_context *td, td_planned *plan);           /* frees what `run` keeps with the plan */
     /* Of a GPU: its name, and bytes a second read and written by a copy that no cache holds. NULL on the CPU. */
     bool (*measure)(td_context *td, td_machine *out);
@@ -173,6 +179,8 @@ struct td_context {
     uint32_t draws_stamp;
     uint32_t backwards;                       /* recorded in this step */
     bool gradients_recorded, updates_recorded;
+    td_span *inputs;                          /* what td_input_memory gave */
+    uint32_t input_count, input_room;
     td_slot *slots;
     uint32_t slot_count, slot_room;
     struct { const td_op *op; uint64_t hash; } op_hashes[256];
@@ -390,7 +398,8 @@ struct td_planned {
     uint32_t host_tasks;                      /* that are on_host */
     int64_t arena_bytes, live_bytes;
     int64_t host_arena_bytes;                 /* of values in host memory */
-    int64_t slot_bytes;                       /* of a GPU's copies of inputs and scalars */
+    int64_t slot_bytes;                       /* of a GPU's copies of scalars, constants and inputs, in this order */
+    int64_t scalar_bytes;                     /* of those, before the first input */
     td_cost cost;
     int64_t comm_calls;
     td_sent sent;                             /* by a run: the transport's own, td_transport.ran */
@@ -424,6 +433,9 @@ void td_plan_check_nan(td_context *td, const td_planned *plan, const td_task *ta
 static inline const td_device *td_device_of(const td_context *td, td_memory memory) { return memory == TD_HOST ? td->host : td->device; }
 /* The kernel of op on the context's device; run NULL: it has none. */
 td_device_kernel td_kernel_on(const td_context *td, const td_op *op);
+
+/* Whether td_input_memory gave these bytes. */
+bool td_is_input_memory(const td_context *td, const void *from, int64_t bytes);
 
 /* ---- Profile (profile.c): called where td->profiling */
 int64_t td_profile_now(void);                             /* ns */

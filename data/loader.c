@@ -190,7 +190,6 @@ static void lay_out(data_loader *l)
 
 static size_t slot_table_bytes(const data_loader *l) { return (size_t)l->slots * sizeof *l->slot; }
 static size_t worker_table_bytes(const data_loader *l) { return (size_t)l->options.threads * sizeof *l->worker; }
-static size_t memory_bytes(const data_loader *l) { return (size_t)(l->slots * l->slot_bytes); }
 static size_t scratch_bytes(const data_loader *l) { return (size_t)(l->options.threads * l->scratch_bytes); }
 
 static bool take_memory(data_loader *l)
@@ -198,7 +197,7 @@ static bool take_memory(data_loader *l)
     if (!(l->slot = td_alloc(l->td, slot_table_bytes(l), "data"))) return false;
     memset(l->slot, 0, slot_table_bytes(l));
     return (l->worker = td_alloc(l->td, worker_table_bytes(l), "data")) &&
-           (l->memory = td_alloc(l->td, memory_bytes(l), "data")) &&
+           (l->memory = td_input_memory(l->td, l->slots * l->slot_bytes)) &&
            (l->scratch = td_alloc(l->td, scratch_bytes(l), "data"));
 }
 
@@ -246,7 +245,7 @@ void data_loader_close(data_loader *l)
         pthread_mutex_destroy(&l->lock);
     }
     if (l->scratch) td_free(l->td, l->scratch, scratch_bytes(l), "data");
-    if (l->memory) td_free(l->td, l->memory, memory_bytes(l), "data");
+    if (l->memory) td_input_memory_free(l->td, l->memory, l->slots * l->slot_bytes);
     if (l->worker) td_free(l->td, l->worker, worker_table_bytes(l), "data");
     if (l->slot) td_free(l->td, l->slot, slot_table_bytes(l), "data");
     td_free(l->td, l, sizeof *l, "data");
@@ -280,11 +279,19 @@ static data_batch describe(data_loader *l, int64_t sequence)
     };
 }
 
+/* Waits until what goes by with the next call may be written again: a GPU may still have to read it. */
+static bool wait_for_readers(const data_loader *l, int64_t released)
+{
+    bool good = true;
+    for (int64_t s = l->released; s < released && good; s++)
+        good = td_input_wait(l->td, l->memory + s % l->slots * l->slot_bytes, l->slot_bytes);
+    return good;
+}
+
 /* Waits for the slot of the next sequence, after letting go of what has gone by; a copy of its state. */
-static loader_slot wait_for_next(data_loader *l)
+static loader_slot wait_for_next(data_loader *l, int64_t released)
 {
     pthread_mutex_lock(&l->lock);
-    int64_t released = l->given - l->options.hold + 1;
     if (released > l->released) {
         l->released = released;
         pthread_cond_signal(&l->work);
@@ -304,7 +311,9 @@ bool data_next(data_loader *l, data_batch *b)
         *b = describe(l, l->given++);
         return true;
     }
-    loader_slot slot = wait_for_next(l);
+    int64_t released = l->given - l->options.hold + 1;
+    if (!wait_for_readers(l, released)) return false;
+    loader_slot slot = wait_for_next(l, released);
     if (slot.failed) {
         td_fail(l->td, TD_ERROR_DATA, "%s: sample %" PRId64 ": %s", l->set->name, slot.sample, slot.error);
         return false;

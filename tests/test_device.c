@@ -343,6 +343,40 @@ START_TEST(test_offloaded_state_learns_as_state_on_the_gpu)
 }
 END_TEST
 
+/* ---- Inputs -------------------------------------------------------------------------------------------------- */
+
+static void check_all_are(td_tensor most, td_tensor least, double wanted)
+{
+    ck_assert_double_eq(td_item(most), wanted);
+    ck_assert_double_eq(td_item(least), wanted);
+}
+
+/* A GPU that is behind reads a step's input long after td_step. */
+START_TEST(test_inputs_may_be_written_again_when_they_have_been_read)
+{
+    enum { STEPS = 12, COUNT = 1 << 20, SIDE = 4096 };
+    if (!gpu_for(__func__)) return;
+    td_context *td = open_gpu((td_options){ 0 });
+    td_tensor most[2] = { 0 }, least[2] = { 0 };
+    float *x = td_input_memory(td, COUNT * sizeof *x);
+    ck_assert_no_error(td);
+    for (int s = 0; s < STEPS; s++) {
+        for (int i = 0; i < COUNT; i++) x[i] = (float)(s + 1);
+        td_tensor busy = td_uniform(td, TD_SHAPE(SIDE, SIDE)), in = td_batch(td, "x", TD_F32, TD_SHAPE(COUNT), x);
+        for (int i = 0; i < 8; i++) busy = td_scale(td_matmul(busy, busy), 1e-4);
+        td_keep(td_sum(busy, TD_ALL, TD_DROP));
+        td_keep(most[s % 2] = td_max(in, TD_ALL, TD_DROP));
+        td_keep(least[s % 2] = td_neg(td_max(td_neg(in), TD_ALL, TD_DROP)));
+        ck_assert_msg(td_step(td), "%s", td_error_text(td));
+        if (s) check_all_are(most[(s - 1) % 2], least[(s - 1) % 2], s);
+        ck_assert(td_input_wait(td, x, COUNT * sizeof *x));
+    }
+    check_all_are(most[(STEPS - 1) % 2], least[(STEPS - 1) % 2], STEPS);
+    td_input_memory_free(td, x, COUNT * sizeof *x);
+    td_close(td);
+}
+END_TEST
+
 /* ---- Graphs ----------------------------------------------------------------------------------------------- */
 
 /* Products and attention large enough for what libraries count in memory that they clear before. */
@@ -539,6 +573,6 @@ TESTS("device", test_the_planned_peak_is_what_is_asked_of_the_gpu, test_what_gro
       test_initial_values_are_the_hosts, test_a_loss_is_read_a_step_late_or_at_the_end,
       test_a_host_that_is_ahead_goes_on_to_another_step,
       test_a_replayed_step_is_handed_over_in_20_us, test_offloaded_state_learns_as_state_on_the_gpu,
-      test_graphs_of_products_and_attention_are_of_kernels_alone, test_tasks_are_timed_within_their_run,
+      test_inputs_may_be_written_again_when_they_have_been_read, test_graphs_of_products_and_attention_are_of_kernels_alone, test_tasks_are_timed_within_their_run,
       test_a_profile_owns_the_names_of_kernels_that_were_chosen, test_the_floor_is_the_gpus,
       test_algorithms_are_kept_and_damaged_ones_chosen_again, test_a_deterministic_context_gives_the_same_bits_without_a_cache)
