@@ -106,6 +106,8 @@ gpu()
         compute_sanitizer memcheck test_operations_equal_the_cpu_in_poisoned_memory
         compute_sanitizer racecheck test_operations_equal_the_cpu_in_poisoned_memory
         compute_sanitizer initcheck test_operations_equal_the_cpu_as_graphs
+        compute_sanitizer memcheck test_losses_of_16_bits_equal_the_cpu
+        compute_sanitizer racecheck test_losses_of_16_bits_equal_the_cpu
         compute_sanitizer memcheck test_updates_by_rows_equal_the_cpu
         compute_sanitizer racecheck test_updates_by_rows_equal_the_cpu
     fi
