@@ -9,6 +9,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+enum { PAR_GPU_ADDRESS = 32 };
+
 typedef struct par_device {
     uint64_t (*key)(void *queue);                       /* of the device, that no other has; 0: not known */
     int (*number)(void *queue);                         /* of the device in this process; -1: not known */
@@ -30,5 +32,7 @@ typedef struct par_device {
 
 extern const par_device par_cuda_device;                /* in builds with CUDA, as the next */
 int par_cuda_count(void);                               /* GPUs that this process sees; 0 without a driver */
+/* Of the GPU of that number on PCI, as "0000:3B:00.0"; "": not known. */
+void par_cuda_address(int number, char address[PAR_GPU_ADDRESS]);
 
 #endif

@@ -91,3 +91,8 @@ int par_cuda_count(void)
     int count = 0;
     return ok(cudaGetDeviceCount(&count)) ? count : 0;
 }
+
+void par_cuda_address(int number, char address[PAR_GPU_ADDRESS])
+{
+    if (!ok(cudaDeviceGetPCIBusId(address, PAR_GPU_ADDRESS, number))) *address = 0;
+}

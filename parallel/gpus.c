@@ -15,9 +15,11 @@
 #ifdef TANDEM_CUDA
 static const par_device *const cuda = &par_cuda_device;
 int par_gpus(void) { return par_cuda_count(); }
+void par_gpu_address(int number, char address[PAR_GPU_ADDRESS]) { par_cuda_address(number, address); }
 #else
 static const par_device *const cuda = NULL;
 int par_gpus(void) { return 0; }
+void par_gpu_address(int number, char address[PAR_GPU_ADDRESS]) { (void)number, *address = 0; }
 #endif
 
 /* ---- Which GPU ------------------------------------------------------------------------------------------- */

@@ -15,6 +15,9 @@ typedef struct par_gpu_use {
 } par_gpu_use;
 par_gpu_use par_gpu_use_of(const uint64_t *keys, int ranks, int rank);
 
+/* par_cuda_address; "" in builds without CUDA. */
+void par_gpu_address(int number, char address[PAR_GPU_ADDRESS]);
+
 /* par_check_gpus where so many are seen, one at least. */
 bool par_gpus_suffice(const char *device, int ranks, int gpus, char *message, size_t room);
 

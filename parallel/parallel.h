@@ -136,6 +136,12 @@ TD_API int par_gpus(void);
  * its number; a device that is named by its number is that of all. false and a message: they are too few. */
 enum { PAR_GPU_NAME = 32 };
 TD_API bool par_gpu_of_rank(const char *device, int index, int ranks, int gpus, char name[PAR_GPU_NAME], char *message, size_t room);
+/* Keeps the calling thread, and those it starts from now on, on cores near the GPU that par_gpu_of_rank gives this rank of its host, where
+ * cores are not all as near: an even part of those that ranks whose GPUs are at the same NUMA node share. The number of threads that it has
+ * cores for then, with a message where they are: "rank 1: on cores 24-47, near its GPU". 0 and "": all is as it was, because ranks share a
+ * GPU by its name or see one each, there is one node, or where threads run has been said already: by fewer CPUs than the host has, or OpenMP's
+ * variables. 0 with a message: the kernel refused. */
+TD_API int par_near_gpu(par_world *world, int rank, const char *device, char *message, size_t room);
 /* Whether there are GPUs enough for `ranks` ranks that par_launch is to start here, which will see those that this process does: one for each
  * where `device` is "cuda", one where it is named by its number. false and a message: how many there are, or why there is none. */
 TD_API bool par_check_gpus(const char *device, int ranks, char *message, size_t room);

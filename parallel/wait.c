@@ -130,16 +130,16 @@ const char *par_where(const par_area *area, char to[PAR_WHERE_BYTES])
 
 /* ---- Waiting --------------------------------------------------------------------------------------------- */
 
-static bool has_a_core_each(int ranks)
+static bool has_a_core_each(const par_local *me)
 {
     cpu_set_t cores;
-    return sched_getaffinity(0, sizeof cores, &cores) == 0 && CPU_COUNT(&cores) >= ranks;
+    return me->own_cores || (sched_getaffinity(0, sizeof cores, &cores) == 0 && CPU_COUNT(&cores) >= me->world->ranks);
 }
 
 /* Looking pays while it finds something: twice as long after each success, half after a failure. */
 static bool look(par_local *me, const par_word *word, uint32_t target)
 {
-    if (me->yields == 0) me->yields = has_a_core_each(me->world->ranks) ? YIELDS_MOST : -1;
+    if (me->yields == 0) me->yields = has_a_core_each(me) ? YIELDS_MOST : -1;
     for (int i = 0; i < me->yields; i++) {
         if (par_reached(word, target)) {
             me->yields = 2 * me->yields < YIELDS_MOST ? 2 * me->yields : YIELDS_MOST;

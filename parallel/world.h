@@ -141,6 +141,7 @@ typedef struct par_local {
     td_context *td;                            /* where failures go; NULL: they stop the world alone */
     td_mesh mesh;
     int yields;                                /* how long to look before sleeping */
+    bool own_cores;                            /* it runs on cores that other ranks do not (near.h) */
     char options[PAR_OPTIONS_BYTES];
     uint64_t options_hash;
     uint32_t cursor;                           /* next free byte of the log */
