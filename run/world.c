@@ -59,11 +59,12 @@ int run_threads(const run_loop *run)
     return given ? (int)given : cores();
 }
 
-/* This rank's part of the threads of all. */
-static int thread_share(const run_loop *run)
+/* This rank's part of the threads of all; where it is kept on `own` cores these are its part. */
+static int thread_share(const run_loop *run, int own)
 {
     int all = run_threads(run), ranks = run->ranks, at = run->rank;
     bool given = run_flags_whole(&run->flags, "threads") > 0; /* for the ranks of a host together; else what cores they share */
+    if (own && !given) return own;
     if (run->scheduled && run->world) ranks = par_neighbours(run->world, run->rank, !given, &at);
     int share = all / ranks + (at < all % ranks);
     return share < 1 ? 1 : share;
@@ -109,17 +110,29 @@ static const char *own_device(run_loop *run, char name[PAR_GPU_NAME])
     return NULL;
 }
 
+/* While this thread is the only one that computes: those that it starts later stay where it is. How many it has cores for; 0: nothing is
+ * changed. */
+static int stay_near_gpu(run_loop *run)
+{
+    char message[512];
+    if (!run->world || run->flags.command == RUN_PLAN) return 0;
+    int own = par_near_gpu(run->world, run->rank, run_flags_text(&run->flags, "device"), message, sizeof message);
+    if (*message) log_message(run, own ? TD_LOG_INFO : TD_LOG_WARNING, message);
+    return own;
+}
+
 static void open_context(run_loop *run)
 {
     td_dtype dtype = TD_F32;
     char gpu[PAR_GPU_NAME];
     const char *lacks = missing(run, &dtype), *device = lacks ? NULL : own_device(run, gpu);
+    int own = device ? stay_near_gpu(run) : 0;
     td_allocator allocator = { .user = &run->memory, .get = counted_get, .put = counted_put };
     td_options options = {
         .device = device,
         .dtype = lacks ? TD_F32 : dtype,
         .seed = (uint64_t)run_flags_whole(&run->flags, "seed"),
-        .threads = thread_share(run),
+        .threads = thread_share(run, own),
         .deterministic = run_flags_on(&run->flags, "deterministic"),
         .log = log_message,
         .log_user = run,
