@@ -31,10 +31,12 @@ START_TEST(test_threads_that_do_not_meet_are_found)
     ck_assert_int_eq(cudaStreamCreateWithFlags(&stream, 0), cudaSuccess);
     for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
         fault_launch(faults[i].which, out, ones, stream);
+        cudaStreamSynchronize(stream);
         cudaError_t status = cudaGetLastError();
         ck_assert_int_ne(status, cudaSuccess);
         ck_assert_str_eq(cudaGetErrorString(status), faults[i].says);
         fault_launch(FAULT_NONE, out, ones, stream); /* is none the worse for it */
+        ck_assert_int_eq(cudaStreamSynchronize(stream), cudaSuccess);
         ck_assert_int_eq(cudaGetLastError(), cudaSuccess);
         for (int t = 0; t < FAULT_THREADS; t++) ck_assert_float_eq(out[t], FAULT_THREADS * (FAULT_THREADS - 1) / 2);
     }
@@ -49,8 +51,10 @@ START_TEST(test_copies_are_there_when_they_were_waited_for)
     for (int i = 0; i < FAULT_THREADS; i++) ones[i] = 1;
     ck_assert_int_eq(cudaStreamCreateWithFlags(&stream, 0), cudaSuccess);
     fault_launch(FAULT_COPY_NONE, out, ones, stream);
+    ck_assert_int_eq(cudaStreamSynchronize(stream), cudaSuccess);
     for (int t = 0; t < FAULT_THREADS; t++) ck_assert_float_eq(out[t], 1);
     fault_launch(FAULT_COPY, out, ones, stream);
+    ck_assert_int_eq(cudaStreamSynchronize(stream), cudaSuccess);
     for (int t = 0; t < FAULT_THREADS; t++) ck_assert_float_nan(out[t]);
     cudaStreamDestroy(stream);
 }

@@ -1,9 +1,11 @@
-/* CUDA's runtime on the host: streams do at once what they are given. A graph keeps what its streams were given, and what each piece of it
- * waits for: it runs in any order that allows, as a test wants it. */
+/* CUDA's runtime on the host: streams do at once what they are given, or late (late.h). A graph keeps what its streams were given, and what
+ * each piece of it waits for: it runs in any order that allows, as a test wants it. */
 #include <cuda_runtime_api.h>
 #include <on_host.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "late.h"
 
 enum { STREAMS = 8 };                          /* that a graph may hold */
 
@@ -20,15 +22,20 @@ struct on_host_graph {
     int64_t count, room;
     int streams;                              /* number 0 began the capture */
     int64_t put[STREAMS];                     /* work of each */
+    int64_t launches;                         /* that are late */
+    bool destroyed;                           /* is freed behind the last of them */
 };
 struct on_host_stream {
     uint64_t capture;                         /* that it is or was part of, its number there, and what of others it waits for */
     int number;
     int64_t after[STREAMS];
+    bool late;
+    int64_t place;                            /* in line, up to which it and what it waits for have to come */
 };
 struct on_host_event {
     uint64_t capture;                         /* 0: none */
     int64_t after[STREAMS];
+    int64_t place;                            /* of the stream, where it was recorded outside of captures */
 };
 
 static cudaError_t last_error;
@@ -110,10 +117,12 @@ cudaError_t cudaHostAlloc(void **to, size_t bytes, unsigned flags)
     return *to ? cudaSuccess : noted(cudaErrorMemoryAllocation);
 }
 
+/* Waits for all that runs. */
 cudaError_t cudaFreeHost(void *memory)
 {
+    cudaError_t status = late_run(late_end());
     free(memory);
-    return cudaSuccess;
+    return noted(status);
 }
 
 cudaError_t cudaMalloc(void **to, size_t bytes) { return cudaHostAlloc(to, bytes, cudaHostAllocDefault); }
@@ -121,8 +130,9 @@ cudaError_t cudaFree(void *memory) { return cudaFreeHost(memory); }
 
 cudaError_t cudaMemset(void *to, int value, size_t bytes)
 {
+    cudaError_t status = late_run(late_end());
     memset(to, value, bytes);
-    return cudaSuccess;
+    return noted(status);
 }
 
 /* ---- Streams */
@@ -147,16 +157,38 @@ static bool keep(struct on_host_stream *stream, on_host_work *work)
     return true;
 }
 
-void on_host_put(cudaStream_t stream, on_host_work *work)
+/* false: no memory. */
+static bool put_late(struct on_host_stream *stream, on_host_work *work)
 {
+    int64_t place = late_put(work);
+    if (place) stream->place = place;
+    return place;
+}
+
+/* Behind what the stream waits for, which other streams may have late. */
+static cudaError_t run_now(const struct on_host_stream *stream, on_host_work *work)
+{
+    cudaError_t before = stream ? late_run(stream->place) : cudaSuccess, own = work->run(work);
+    return before == cudaSuccess ? own : before;
+}
+
+static cudaError_t put_on(struct on_host_stream *stream, on_host_work *work)
+{
+    cudaError_t status;
     if (captured) {
-        if (is_captured(stream) && keep(stream, work)) return;
-        noted(cudaErrorInvalidValue); /* a graph that it does not belong to is being made */
+        if (is_captured(stream) && keep(stream, work)) return cudaSuccess;
+        status = cudaErrorInvalidValue; /* a graph that it does not belong to is being made */
+    } else if (stream && stream->late) {
+        if (put_late(stream, work)) return cudaSuccess;
+        status = cudaErrorMemoryAllocation;
     } else {
-        noted(work->run(work));
+        status = run_now(stream, work);
     }
     work->drop(work);
+    return noted(status);
 }
+
+void on_host_put(cudaStream_t stream, on_host_work *work) { put_on(stream, work); }
 
 typedef struct moving {
     on_host_work work;
@@ -184,8 +216,7 @@ static cudaError_t put_moving(cudaStream_t stream, moving what)
     if (!m) return noted(cudaErrorMemoryAllocation);
     *m = what;
     m->work = (on_host_work){ .run = move, .drop = drop_moving };
-    on_host_put(stream, &m->work);
-    return cudaSuccess;
+    return put_on(stream, &m->work);
 }
 
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream)
@@ -227,8 +258,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void 
     calling *c = malloc(sizeof *c);
     if (!c) return noted(cudaErrorMemoryAllocation);
     *c = (calling){ .work = { .run = call, .drop = drop_calling }, .function = function, .user = user };
-    on_host_put(stream, &c->work);
-    return cudaSuccess;
+    return put_on(stream, &c->work);
 }
 
 cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *most)
@@ -247,7 +277,9 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *to, unsigned flags)
 {
     (void)flags;
     *to = calloc(1, sizeof **to);
-    return *to ? cudaSuccess : noted(cudaErrorMemoryAllocation);
+    if (!*to) return noted(cudaErrorMemoryAllocation);
+    (*to)->late = late_is_asked_for();
+    return cudaSuccess;
 }
 
 cudaError_t cudaStreamGetDevice(cudaStream_t stream, int *device)
@@ -256,6 +288,7 @@ cudaError_t cudaStreamGetDevice(cudaStream_t stream, int *device)
     return stream ? cudaSuccess : noted(cudaErrorInvalidValue);
 }
 
+/* What it was given runs all the same. */
 cudaError_t cudaStreamDestroy(cudaStream_t stream)
 {
     free(stream);
@@ -263,22 +296,33 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream)
 }
 
 /* No graph may wait. */
-cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return !stream || captured ? noted(cudaErrorInvalidValue) : cudaSuccess; }
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return noted(!stream || captured ? cudaErrorInvalidValue : late_run(stream->place)); }
+
+/* Belongs to the capture from now on; nothing was put on it there. */
+static void join(struct on_host_stream *stream, int number)
+{
+    stream->capture = captured->capture;
+    stream->number = number;
+    memset(stream->after, 0, sizeof stream->after);
+}
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags)
 {
     (void)flags;
-    if (!captured || event->capture != captured->capture) return cudaSuccess; /* it has passed */
+    if (!captured || event->capture != captured->capture) { /* it has passed, or will in line */
+        if (event->place > stream->place) stream->place = event->place;
+        return cudaSuccess;
+    }
     if (!is_captured(stream)) {
         if (captured->streams == STREAMS) return noted(cudaErrorInvalidValue);
-        *stream = (struct on_host_stream){ .capture = captured->capture, .number = captured->streams++ };
+        join(stream, captured->streams++);
     }
     for (int i = 0; i < STREAMS; i++)
         if (event->after[i] > stream->after[i]) stream->after[i] = event->after[i];
     return cudaSuccess;
 }
 
-/* ---- Events: all is done that was recorded */
+/* ---- Events: what is not late is done when they are recorded */
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *to, unsigned flags)
 {
@@ -299,19 +343,28 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, uns
 {
     (void)flags;
     event->capture = is_captured(stream) ? captured->capture : 0;
+    if (!event->capture) event->place = stream->place;
     memcpy(event->after, stream->after, sizeof event->after);
     return cudaSuccess;
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) { return cudaEventRecordWithFlags(event, stream, 0); }
-cudaError_t cudaEventQuery(cudaEvent_t event) { return event ? cudaSuccess : noted(cudaErrorInvalidValue); }
-cudaError_t cudaEventSynchronize(cudaEvent_t event) { return cudaEventQuery(event); }
+
+/* Who asks again and again comes to an end: each time runs a piece of what is late. */
+cudaError_t cudaEventQuery(cudaEvent_t event)
+{
+    if (!event) return noted(cudaErrorInvalidValue);
+    if (late_has_run(event->place)) return cudaSuccess;
+    cudaError_t status = late_run_one(event->place);
+    return noted(status == cudaSuccess ? cudaErrorNotReady : status);
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event) { return noted(event ? late_run(event->place) : cudaErrorInvalidValue); }
 
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t end)
 {
-    (void)begin, (void)end;
     *ms = 0;
-    return cudaSuccess;
+    return noted(late_has_run(begin->place) && late_has_run(end->place) ? cudaSuccess : cudaErrorNotReady);
 }
 
 /* ---- Graphs. An instance is the graph itself. */
@@ -323,7 +376,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMo
     if (!captured) return noted(cudaErrorMemoryAllocation);
     captured->capture = ++captures;
     captured->streams = 1;
-    *stream = (struct on_host_stream){ .capture = captured->capture };
+    join(stream, 0);
     return cudaSuccess;
 }
 
@@ -363,9 +416,11 @@ cudaError_t cudaGraphAddKernelNode(cudaGraphNode_t *to, cudaGraph_t graph, const
     return noted(cudaErrorInvalidValue);
 }
 
+/* What was launched of it runs all the same. */
 cudaError_t cudaGraphDestroy(cudaGraph_t graph)
 {
-    free_graph(graph);
+    graph->destroyed = true;
+    if (!graph->launches) free_graph(graph);
     return cudaSuccess;
 }
 
@@ -402,9 +457,8 @@ static int64_t next_node(const struct on_host_graph *g, order wanted, const char
     return next;
 }
 
-cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream)
+static cudaError_t run_graph(const struct on_host_graph *graph)
 {
-    (void)stream;
     int64_t done[STREAMS] = { 0 };
     char *ran = calloc((size_t)graph->count + 1, 1);
     cudaError_t status = ran ? cudaSuccess : cudaErrorMemoryAllocation;
@@ -416,5 +470,29 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream)
         if (next >= 0) ran[next] = 1, done[graph->nodes[next].stream]++;
     }
     free(ran);
-    return noted(status);
+    return status;
+}
+
+typedef struct launching {
+    on_host_work work;
+    struct on_host_graph *graph;
+} launching;
+
+static cudaError_t launch(on_host_work *work) { return run_graph(((launching *)work)->graph); }
+
+static void drop_launching(on_host_work *work)
+{
+    struct on_host_graph *graph = ((launching *)work)->graph;
+    graph->launches--;
+    if (graph->destroyed) cudaGraphDestroy(graph);
+    free(work);
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream)
+{
+    launching *l = malloc(sizeof *l);
+    if (!l) return noted(cudaErrorMemoryAllocation);
+    *l = (launching){ .work = { .run = launch, .drop = drop_launching }, .graph = graph };
+    graph->launches++;
+    return put_on(stream, &l->work);
 }

@@ -1,5 +1,5 @@
-/* The part of CUDA's runtime that Tandem uses, on the host: device memory is the host's, a stream does at once what it is given, and a
- * graph is a list of that. tests/on_host/runtime.c has the functions. */
+/* The part of CUDA's runtime that Tandem uses, on the host: device memory is the host's, a stream does at once what it is given or when
+ * the host waits, and a graph is a list of that. tests/on_host/runtime.c has the functions. */
 #ifndef TANDEM_TESTS_CUDA_RUNTIME_API_H
 #define TANDEM_TESTS_CUDA_RUNTIME_API_H
 

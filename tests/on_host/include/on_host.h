@@ -15,7 +15,8 @@
 extern "C" {
 #endif
 
-/* Put on a stream: run at once, or by each launch of the graph that is being captured, until `drop`. Owned by the stream from then on. */
+/* Put on a stream: run at once, or late, or by each launch of the graph that is being captured, until `drop`. Owned by the stream from then
+ * on. Errors of what runs late are those of the call that the host waits with. */
 typedef struct on_host_work {
     cudaError_t (*run)(struct on_host_work *self);
     void (*drop)(struct on_host_work *self);
@@ -23,7 +24,10 @@ typedef struct on_host_work {
 void on_host_put(cudaStream_t stream, on_host_work *work);
 
 /* A graph's work runs as it was captured, or, where what waits for what leaves a choice, as ON_HOST_GRAPHS in the environment says:
- * "beginner-first": the stream that began the capture as far as it comes, others when it waits for them; "beginner-last": others first. */
+ * "beginner-first": the stream that began the capture as far as it comes, others when it waits for them; "beginner-last": others first.
+ *
+ * A stream that is made while ON_HOST_LATE is 1 in the environment is late: outside of captures what it is given waits, behind all that others
+ * were given before, until the host waits for it, frees memory or asks for an event, which runs one piece. */
 
 /* A kernel with its arguments: `thread` is one thread's work. */
 typedef struct on_host_launch {
