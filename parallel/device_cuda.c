@@ -36,10 +36,11 @@ static void *get_host(int64_t bytes)
 
 static void put_host(void *memory) { cudaFreeHost(memory); }
 
+/* The memset goes to a stream of its own, which the contexts' do not wait for. */
 static void *get(int64_t bytes)
 {
     void *memory = NULL;
-    if (ok(cudaMalloc(&memory, (size_t)bytes)) && ok(cudaMemset(memory, 0, (size_t)bytes))) return memory;
+    if (ok(cudaMalloc(&memory, (size_t)bytes)) && ok(cudaMemset(memory, 0, (size_t)bytes)) && ok(cudaStreamSynchronize(NULL))) return memory;
     cudaFree(memory);
     return NULL;
 }

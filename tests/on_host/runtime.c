@@ -295,8 +295,8 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream)
     return cudaSuccess;
 }
 
-/* No graph may wait. */
-cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return noted(!stream || captured ? cudaErrorInvalidValue : late_run(stream->place)); }
+/* No graph may wait. NULL: the stream of cudaMemset, which waits for all. */
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return noted(captured ? cudaErrorInvalidValue : late_run(stream ? stream->place : late_end())); }
 
 /* Belongs to the capture from now on; nothing was put on it there. */
 static void join(struct on_host_stream *stream, int number)
