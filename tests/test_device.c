@@ -387,7 +387,7 @@ START_TEST(test_graphs_of_products_and_attention_are_of_kernels_alone)
     td_context *td = open_gpu((td_options){ .dtype = TD_BF16 });
     td_module root = td_root(td);
     nn_attention layer[LAYERS];
-    char name[8];
+    char name[16];
     double us[STEPS], first = 0, last = 0;
     for (int l = 0; l < LAYERS; l++) {
         snprintf(name, sizeof name, "h.%d", l);
