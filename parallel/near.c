@@ -50,7 +50,9 @@ void par_cpus_text(const cpu_set_t *cpus, char *text, size_t room)
         int last = cpu;
         if (!CPU_ISSET(cpu, cpus)) continue;
         while (last + 1 < CPU_SETSIZE && CPU_ISSET(last + 1, cpus)) last++;
+        size_t before = used;
         used += (size_t)snprintf(text + used, room - used, last > cpu ? "%s%d-%d" : "%s%d", used ? "," : "", cpu, last);
+        if (used >= room) text[before] = 0; /* no part of a number */
         cpu = last;
     }
 }
@@ -145,7 +147,7 @@ static bool user_places_threads(void)
 int par_near_stay(par_world *world, int rank, const par_near_host *host, int index, char *message, size_t room)
 {
     cpu_set_t allowed, cpus;
-    char list[256];
+    char list[400];
     par_local *me = par_local_at(world, rank);
     *message = 0;
     if (user_places_threads() || sched_getaffinity(0, sizeof allowed, &allowed) != 0) return 0;

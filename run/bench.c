@@ -66,7 +66,7 @@ static void say_of_gpu(run_loop *run)
     int64_t most, used = td_device_used_bytes(run->td);
     if (!used) return;
     td_device_bytes(run->td, &most);
-    run_say(run, "%.3f GiB planned, %.3f asked of the GPU, of which %.2f are in use with its context, libraries and other programs; the host "
+    run_say(run, "%.3f GiB planned, %.3f asked of the GPU; %.2f of its memory are in use, with its context, libraries and other programs; the host "
             "hands a step over in %.1f us, the first took %.2f s", (double)td_last_report(run->td).peak_bytes / gib, (double)most / gib,
             (double)used / gib, run_median_host_us(run), 1e-3 * run->first_ms);
 }

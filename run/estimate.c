@@ -55,11 +55,27 @@ static double seconds_of(const run_machine *m, const par_call *call)
     return call->kind == PAR_COPIES ? copy_s(m, call) : run_collective_s(m, call);
 }
 
+/* What a call's time adds to; one aside computes. */
+static double *sum_of(run_estimate *e, const par_call *call)
+{
+    if (call->queue == TD_QUEUE_COMPUTE || call->queue == TD_QUEUE_ASIDE) return &e->compute_s;
+    return call->queue == TD_QUEUE_HOST ? &e->host_s : call->kind == PAR_COPIES ? &e->copy_s : &e->comm_s;
+}
+
+/* Of all queues but the one aside, whose calls are computation beside computation. */
+static double last_end(const double free[TD_QUEUES])
+{
+    double end = 0;
+    for (int q = 0; q < TD_QUEUES; q++)
+        if (q != TD_QUEUE_ASIDE) end = larger(end, free[q]);
+    return end;
+}
+
 /* `ended` is room for the end of each call. */
 static run_estimate step_of(const run_machine *m, const par_call *calls, int64_t count, double *ended)
 {
     run_estimate e = { 0 };
-    double free[TD_QUEUES] = { 0 }; /* when each queue is */
+    double free[TD_QUEUES] = { 0 }, aside_s = 0; /* when each queue is */
     for (int64_t i = 0; i < count; i++) {
         const par_call *call = &calls[i];
         double *queue = &free[m->overlaps ? call->queue : TD_QUEUE_COMPUTE], s = seconds_of(m, call);
@@ -67,10 +83,9 @@ static run_estimate step_of(const run_machine *m, const par_call *calls, int64_t
             if (call->waits[q] >= 0) *queue = larger(*queue, ended[call->waits[q]]);
         ended[i] = *queue += s;
         e.step_s = larger(e.step_s, ended[i]);
-        if (call->queue != TD_QUEUE_ASIDE)
-            *(call->queue == TD_QUEUE_COMPUTE ? &e.compute_s : call->queue == TD_QUEUE_HOST ? &e.host_s : call->kind == PAR_COPIES ? &e.copy_s : &e.comm_s) += s;
+        *(call->queue == TD_QUEUE_ASIDE && m->overlaps ? &aside_s : sum_of(&e, call)) += s;
     }
-    e.exposed_s = e.step_s - e.compute_s;
+    e.exposed_s = last_end(free) - e.compute_s;
     return e;
 }
 

