@@ -115,6 +115,7 @@ static bool is_early(const constants *c, const td_node *n)
 static bool take_early(constants *c, uint32_t index)
 {
     const td_node *n = &c->in->nodes[index];
+    if (c->done[index]) return true;
     for (uint32_t i = 0; i < n->inputs; i++)
         if (!take_early(c, c->in->values[td_node_inputs(c->in, n)[i]].node)) return false;
     return take(c, index);

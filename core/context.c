@@ -187,8 +187,8 @@ static void read_options(td_context *td)
     if (!parse_stages(td, "TD_PASSES", o->passes, '-', &td->passes_off)) return;
     uint32_t needed = 1u << TD_STAGE_GRAD | 1u << TD_STAGE_RECORD | 1u << TD_STAGE_PLACE | 1u << TD_STAGE_PLAN | 1u << TD_STAGE_PRECISION;
     if (td->passes_off & needed)
-        td_fail(td, TD_ERROR_USAGE, "TD_PASSES: only -simplify, -schedule and -fuse can be left out, or of fuse -dbias, -gelu or -rows alone; the other "
-                "stages are what gives the result");
+        td_fail(td, TD_ERROR_USAGE, "TD_PASSES: only -simplify, -schedule and -fuse can be left out, or of fuse -dbias, -gelu, -rows, -constants, -relu, "
+                "-kept or -aside alone; the other stages are what gives the result");
 }
 
 static void open_gpu(td_context *td)

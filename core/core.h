@@ -270,8 +270,8 @@ TD_API td_tensor td_batch_at(td_context *td, const char *name, td_dtype dtype, t
 /* Rows that each rank has of its own, which need not belong to a batch: `shape` is that of all ranks' together. */
 #define td_each_rank(td, name, dtype, shape, data) td_each_rank_at((td), (name), (dtype), (shape), (data), TD_HERE)
 TD_API td_tensor td_each_rank_at(td_context *td, const char *name, td_dtype dtype, td_shape shape, const void *data, td_here here);
-/* Memory of the host for inputs, 64-byte aligned. On a GPU it is pinned, and the GPU itself reads what td_input and td_batch are given of it,
- * when it comes to their step: behind td_step td_input_wait returns when all that lies in `bytes` bytes from `memory` has been read, and they may be
+/* Memory of the host for inputs, 64-byte aligned. On a GPU it is pinned, and the GPU itself reads what td_input, td_batch and td_each_rank are
+ * given of it when it comes to their step, unless the host computes in it (offload): behind td_step td_input_wait returns when all that lies in `bytes` bytes from `memory` has been read, and they may be
  * written again; false after an error. Elsewhere, and for other memory, td_step has read it when it returns, and td_input_wait returns at once.
  * NULL and an error: out of memory. The caller frees it, before the context is closed. */
 TD_API void *td_input_memory(td_context *td, int64_t bytes);

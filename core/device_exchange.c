@@ -122,12 +122,11 @@ static int64_t fill(td_context *td, td_exchange *x, const td_planned *plan, td_e
     *(td_cuda_run *)s->pinned = (td_cuda_run){ .seed = td->run.seed, .update = td->run.update, .micro = td->run.micro };
     for (uint32_t i = 0; i < plan->given_count; i++) {
         const td_block *block = &plan->blocks[plan->given[i]];
-        const td_slot *slot = &td->slots[block->index];
+        const td_slot *slot = block->kind == TD_BLOCK_SLOT ? &td->slots[block->index] : NULL;
         char *to = s->pinned + TD_GPU_ALIGN + block->offset;
-        bool constant = block->kind == TD_BLOCK_CONSTANT;
-        if (constant && s->filled_for != plan->number) write_constant(plan, block, to);
-        if (!constant && !slot->data) memcpy(to, &slot->f32, sizeof slot->f32);
-        if (constant || !slot->data || read_by_gpu(td, plan, block)) continue;
+        if (!slot && s->filled_for != plan->number) write_constant(plan, block, to);
+        if (slot && !slot->data) memcpy(to, &slot->f32, sizeof slot->f32);
+        if (!slot || !slot->data || read_by_gpu(td, plan, block)) continue;
         copy_input(td, x, to, slot->data, block->bytes);
         filled = plan->slot_bytes;
     }

@@ -1,7 +1,8 @@
 /* What passes between the host and a GPU with each step: its inputs, scalars and the numbers of the run one way, kept scalars the other.
  *
  * Steps use sets of memory in turn, by td->runs. The copy to one set runs on a stream of its own while the step before, with the other,
- * computes; the host is ahead by as many steps as there are sets, and waits for none but the one whose value it reads.
+ * computes; the host is ahead by as many steps as there are sets, and waits for none but the one whose value it reads, or whose input it writes
+ * again.
  */
 #ifndef TANDEM_CORE_DEVICE_EXCHANGE_H
 #define TANDEM_CORE_DEVICE_EXCHANGE_H
@@ -16,7 +17,7 @@ extern "C" {
 typedef struct td_exchange_set {
     char *pinned;                             /* the host's side of `inputs` */
     uint64_t filled_for;                      /* the plan, by number, whose constants it has */
-    td_span read;                             /* around what `copied` reads of the caller's memory; empty: nothing, or it has */
+    td_span read;                             /* around all that `copied` reads of the caller's memory; empty: nothing, or it has */
     char *inputs;                             /* on the device: td_cuda_run in TD_GPU_ALIGN bytes, then the slots of a plan */
     uint64_t *outputs;                        /* pinned, TD_LANDED of them; the device writes there */
     cudaEvent_t copied, done;                 /* the inputs; the step */

@@ -1,7 +1,7 @@
 /* fuse: attention absorbs the copies around it (absorb.c), products, norms and losses what follows them (epilogue.c), on a GPU the
- * copies of parameters become one (members.c), which is kept from step to step (kept.c), and small fills constants (constants.c), and chains of pointwise operations single nodes that
- * run tile by tile. A mask of dropout is drawn in the chain that reads it, and sums and maxima over trailing dimensions are taken in the
- * chain whose value they read.
+ * copies of parameters become one (members.c), which is kept from step to step (kept.c), and chains of pointwise operations become single nodes
+ * that run tile by tile. A mask of dropout is drawn in the chain that reads it, and sums and maxima over trailing dimensions are taken in the
+ * chain whose value they read. Small fills that are left become constants on a GPU (constants.c).
  *
  * Nodes are taken in order. A pointwise node joins the open groups whose values it reads, if its shape and placement are
  * theirs, and unites them; a group closes, and is emitted, when a node that cannot join reads one of its values. So

@@ -125,7 +125,7 @@ typedef struct td_aside {
 /* What a GPU was asked for since the context was opened. */
 typedef struct td_device_counts {
     int64_t allocations, bytes, most_bytes;   /* of device memory: how often, and how much now and at most */
-    int64_t waits;                            /* of the host for the GPU: each step once at most, however many values are read of it */
+    int64_t waits;                            /* of the host for the GPU: each step once at most, however many values are read of it, and for inputs */
     int64_t stalls;                           /* of those, for all there was to do: until the host has more for it the GPU does nothing */
     int64_t waited_ns;                        /* within td_step */
     int64_t calls;                            /* operations handed over one by one */
@@ -137,7 +137,7 @@ const td_device *td_described_open(td_context *td);       /* options.gpu */
 /* What plans may have of the device's memory, where the options do not say, is that of one of so many ranks which share it. */
 void td_limit_memory(td_context *td, int ranks);
 
-/* TD_FOR_VALUE: for the recording's last output alone; stores and the other outputs are left out. */
+/* TD_FOR_VALUE: for the recording's last output alone; the other outputs and stores are left out, but those of derived state. */
 typedef enum td_purpose { TD_FOR_STEP, TD_FOR_VALUE } td_purpose;
 
 struct td_context {

@@ -102,16 +102,17 @@ static bool take_copy(keeping *k, uint32_t index, uint32_t of)
     td_node n = k->in->nodes[index];
     td_value value = k->in->values[n.output];
     td_id v = td_node_inputs(k->in, &n)[0];
+    if (!is_followed(k, of, v)) return td_copy_node(k->out, k->in, index, k->map);
     uint32_t unit = td_derived_unit(td, &(td_unit){ .of = of, .slot = "copy", .dtype = (td_dtype)value.dtype,
                                                     .elements = td->units[of].elements, .place = td->units[of].place });
-    bool current = unit != TD_NONE && td->units[unit].current, followed = is_followed(k, of, v);
+    bool current = unit != TD_NONE && td->units[unit].current;
     td_unit_attr attr = { .unit = unit };
     if (td->error != TD_OK) return false;
     if (!current && !td_copy_node(k->out, k->in, index, k->map)) return false;
     if (current)
         k->map[n.output] = td_emit(k->out, &(td_emission){ .op = &td_op_unit, .like = &n, .attr = &attr, .attr_bytes = sizeof attr,
                                                            .outputs = &value, .output_count = 1, .after = TD_NONE });
-    if (unit == TD_NONE || !followed) return td->error == TD_OK;
+    if (unit == TD_NONE) return td->error == TD_OK;
     if (stored_value(k, of) == TD_NONE) return current || store(k, &n, unit, k->map[n.output]);
     k->copy[v] = k->map[n.output];
     k->unit[v] = unit;
@@ -154,7 +155,9 @@ static bool take(keeping *k, uint32_t index)
     if (of != TD_NONE && k->unit[v] == TD_NONE) return take_copy(k, index, of);
     if (n.op == &td_op_update_unit && k->unit[v] != TD_NONE) return take_update(k, index);
     if (!td_copy_node(k->out, k->in, index, k->map)) return false;
-    return n.op != &td_op_store || k->unit[v] == TD_NONE || store(k, &n, k->unit[v], k->copy[v]);
+    if (n.op != &td_op_store || k->unit[v] == TD_NONE) return true;
+    uint32_t to = ((const td_unit_attr *)td_node_attr(k->in, &n))->unit; /* another's may be assigned the same value */
+    return k->in->td->units[k->unit[v]].of != to || store(k, &n, k->unit[v], k->copy[v]);
 }
 
 td_program *td_kept_pass(const td_program *in)

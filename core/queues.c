@@ -148,13 +148,17 @@ static void begin_large(queues *q, uint32_t t, int queue)
 
 /* ---- What goes aside */
 
+/* What it reads and writes; of a block that lives on with it, all. */
 static bool is_small(const queues *q, uint32_t t)
 {
     int64_t bytes = 0;
     uint32_t block;
     touch mine;
-    for (uint32_t b = q->first_binding[t]; b < q->first_binding[t + 1]; b++)
-        if (find_touch(q, t, b, &block, &mine)) bytes += mine.end - mine.begin;
+    for (uint32_t b = q->first_binding[t]; b < q->first_binding[t + 1]; b++) {
+        (void)find_touch(q, t, b, &block, &mine); /* of inputs and constants, too */
+        const td_block *root = &q->plan->blocks[block];
+        bytes += root->kind == TD_BLOCK_ARENA ? root->bytes : mine.end - mine.begin;
+    }
     return bytes <= SMALL;
 }
 

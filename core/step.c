@@ -1,6 +1,6 @@
 /* The step: runs the plan of what was recorded (plans.c), reads what it gave, and begins the next recording.
  *
- * td_item on a pending value runs a plan of the recording so far that assigns nothing: nodes are pure, so the step later gives the same.
+ * td_item on a pending value runs a plan of the recording so far that assigns nothing but derived state: nodes are pure, so the step later gives the same.
  */
 #include "core/internal.h"
 #include "core/onednn.h"

@@ -418,6 +418,41 @@ static values record_dgelu(td_context *td, const epilogue_case *c, td_dtype dtyp
     return (values){ 1, { td_record(&td_op_matmul_dgelu, TD_HERE, 3, (td_tensor[]){ dy, w, x }, &(op_matmul_attr){ .out_dtype = -1 }) } };
 }
 
+/* relu by itself, which is all there is of it */
+static values record_relu(td_context *td, const epilogue_case *c, td_dtype dtype)
+{
+    td_tensor x = narrow_numbers(td, dtype, TD_SHAPE(c->rows, c->in), 0), b = narrow_numbers(td, dtype, TD_SHAPE(c->out), 2);
+    td_tensor w = narrow_numbers(td, dtype, TD_SHAPE(c->out, c->in), 1);
+    return (values){ 1, { td_record(&td_op_linear_relu, TD_HERE, 3, (td_tensor[]){ x, w, b }, NULL) } };
+}
+
+/* With a bias whose first element is no number: so is the first column, and no other. */
+static values record_relu_of_nan(td_context *td, const epilogue_case *c, td_dtype dtype)
+{
+    static float bias[MOST_COLUMNS];
+    bias[0] = NAN;
+    td_tensor x = narrow_numbers(td, dtype, TD_SHAPE(c->rows, c->in), 0), w = narrow_numbers(td, dtype, TD_SHAPE(c->out, c->in), 1);
+    td_tensor b = td_cast(td_input(td, "b", TD_F32, TD_SHAPE(c->out), bias), dtype);
+    return (values){ 1, { td_record(&td_op_linear_relu, TD_HERE, 3, (td_tensor[]){ x, w, b }, NULL) } };
+}
+
+/* Else a run would go on from what it has lost. */
+static void check_relu_of_nan(const epilogue_case *cases, int count, way how)
+{
+    td_context *gpu = td_open(&(td_options){ .device = "cuda", .dtype = TD_F32, .seed = 1, .threads = 2, .poison = how == POISONED,
+                                             .deterministic = how == PARTS, .log = check_log_line });
+    for (int i = 0; i < 2 * count; i++) {
+        const epilogue_case *c = &cases[i / 2];
+        const double *got[MOST_VALUES] = { NULL };
+        int64_t counts[MOST_VALUES] = { 0 };
+        run_epilogue(gpu, record_relu_of_nan, c, dtypes[1 + i % 2], got, counts);
+        for (int64_t e = 0; e < counts[0]; e++)
+            ck_assert_msg(isnan(got[0][e]) == (e % c->out == 0), "relu of (%lld, %lld, %lld), %s: element %lld is %g", (long long)c->rows,
+                          (long long)c->in, (long long)c->out, td_dtype_name(dtypes[1 + i % 2]), (long long)e, got[0][e]);
+    }
+    td_close(gpu);
+}
+
 static CHECK_UNUSED void check_epilogues(const epilogue_case *cases, int count)
 {
     for (way how = 0; how < WAYS; how++) {
@@ -426,6 +461,8 @@ static CHECK_UNUSED void check_epilogues(const epilogue_case *cases, int count)
         check_epilogue("gelu, kept", record_gelu, cases, count, 1e-2, 1e-2, how);
         check_epilogue("gelu", record_gelu_alone, cases, count, 1e-2, 1e-2, how);
         check_epilogue("dgelu", record_dgelu, cases, count, 1e-2, 1e-2, how);
+        check_epilogue("relu", record_relu, cases, count, 1e-2, 1e-2, how);
+        check_relu_of_nan(cases, count, how);
     }
 }
 

@@ -151,6 +151,28 @@ START_TEST(test_what_is_aside_waits_for_what_it_reads)
 }
 END_TEST
 
+/* What a call aside reads lives on to the step's end: a row of something large is not worth that. */
+START_TEST(test_what_reads_something_large_is_not_aside)
+{
+    enum { LARGE_ROWS = 4096, COLUMNS = 256 };
+    td_context *td = td_open(&(td_options){ .device = "cuda", .seed = 3, .threads = 1, .log = check_log_line });
+    for (int large = 0; large < 2; large++) {
+        td_tensor y = td_exp(td_uniform(td, TD_SHAPE(large ? LARGE_ROWS : 4, COLUMNS)));
+        td_keep(td_sum(td_slice(y, 0, 0, 1), TD_ALL, TD_DROP));
+        ck_assert_msg(td_step(td), "%s", td_error_text(td));
+        int slices = 0;
+        for (uint32_t t = 0; t < td->last->task_count; t++) {
+            const td_task *task = &td->last->tasks[t];
+            if (task->kernel.op != &td_op_slice) continue;
+            ck_assert_int_eq(task->queue == TD_QUEUE_ASIDE, !large);
+            slices++;
+        }
+        ck_assert_int_eq(slices, 1);
+    }
+    td_close(td);
+}
+END_TEST
+
 static int64_t unread_of_the_gradient(const model *m)
 {
     for (uint32_t t = 0; t < m->td->last->task_count; t++)
@@ -284,7 +306,28 @@ START_TEST(test_every_rule_writes_it)
 }
 END_TEST
 
+/* Each step assigns the first layer's weight, which is of the same unit as all, besides. */
+START_TEST(test_no_copy_is_planned_where_none_is_kept)
+{
+    int64_t state[2];
+    for (int kept = 0; kept < 2; kept++) {
+        model m = open_model(TD_BF16, kept ? NULL : "-kept");
+        for (int s = 0; s < 3; s++) {
+            td_tensor loss = loss_of(&m, s);
+            td_backward(loss);
+            opt_step(m.opt, 1e-2);
+            td_assign(m.layer[0].weight, td_scale(td_use(m.layer[0].weight), 0.5));
+            ck_assert_msg(td_step(m.td), "%s", td_error_text(m.td));
+        }
+        state[kept] = td_last_report(m.td).state_bytes;
+        close_model(&m);
+    }
+    ck_assert_int_eq(state[1], state[0]);
+}
+END_TEST
+
 TESTS("calls", test_a_step_is_few_calls, test_each_changes_no_bit, test_what_is_aside_waits_for_what_it_reads,
+      test_what_reads_something_large_is_not_aside, test_no_copy_is_planned_where_none_is_kept,
       test_what_is_behind_the_last_member_is_cleared_where_it_is_read,
       test_a_copy_is_made_once, test_who_comes_first_makes_it,
       test_parameters_that_change_otherwise_are_copied_again, test_micro_batches_read_it, test_every_rule_writes_it)
