@@ -61,9 +61,9 @@ bool run_plan_update(run_loop *run, const run_model *model, void *object, const 
     snprintf(to->strategy, sizeof to->strategy, "%s", run->strategy);
     if (!run_average(run) || !run->loader || !data_next(run->loader, &b)) return false;
     const int64_t times[] = { run->accumulate > 1, run->accumulate > 2 ? run->accumulate - 2 : 0, 1 };
-    for (int i = 0; i < 3; i++) {
-        if (!times[i]) continue;
-        if (!plan_micro(run, model, object, &b, i == 2) || !add_step(run, m, times[i], to)) return false;
+    for (int i = 0; i < 2 * 3; i++) { /* the first update leaves what later ones find: copies that are kept */
+        if (!times[i % 3]) continue;
+        if (!plan_micro(run, model, object, &b, i % 3 == 2) || (i >= 3 && !add_step(run, m, times[i % 3], to))) return false;
     }
     to->params = td_parameter_elements(run->td);
     to->checkpoint_bytes = run_checkpoint_bytes(run);
