@@ -278,8 +278,9 @@ START_TEST(test_hosts_that_use_different_networks_say_what_to_set)
     int status = sh("ASTRAY=1 " TWO_HOSTS SMALL "--timeout 2");
     if (status == 77) SKIP("network namespaces cannot be made here: they take root and Debian's package iproute2");
     ck_assert_msg(status != 0, "%.900s", out_text);
-    ck_assert_int_eq(count(err_text, "mlp: not all processes came to their world within 2 s: see that all were started, and where hosts have several "
-                                     "networks name the one between them, as OMPI_MCA_btl_tcp_if_include=10.0.0.0/24\n"), 1);
+    int said = count(err_text, "mlp: not all processes came to their world within 2 s: see that all were started, and where hosts have several "
+                               "networks name the one between them, as OMPI_MCA_btl_tcp_if_include=10.0.0.0/24\n");
+    ck_assert(said == 1 || said == 2); /* the other host may have come to its deadline, too, before mpirun ends it */
 }
 END_TEST
 
