@@ -112,9 +112,9 @@ static inline bool td_sort_keys(const td_kernel *k, void *room, int64_t room_byt
 /* The next `bytes` of a workspace, of which *used are gone. */
 static inline void *td_take(void *workspace, int64_t *used, int64_t bytes)
 {
-    char *at = (char *)workspace + *used;
+    uintptr_t at = (uintptr_t)workspace + (uintptr_t)*used; /* NULL while it is measured */
     *used += (bytes + 255) / 256 * 256;
-    return at;
+    return (void *)at;
 }
 
 #endif
