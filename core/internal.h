@@ -320,6 +320,8 @@ td_program *td_fuse_pass(const td_program *in);
 td_program *td_again_pass(const td_planned *plan, int64_t wanted, int64_t *budget);
 /* Which nodes are needed: bytes of 0 or 1, one a node, from the context ("program"). */
 char *td_live_nodes(const td_program *p);
+/* What the program stores in the unit; TD_NONE: nothing. */
+td_id td_stored_value(const td_program *p, uint32_t unit);
 /* reader[v], for every value: the only live node that reads it; TD_NONE: there is none; TD_MANY: several, or another node waits for it
  * and it must stay a value of its own. */
 #define TD_MANY (TD_NONE - 1)

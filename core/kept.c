@@ -52,19 +52,10 @@ static const td_node *update_of(const keeping *k, td_id v)
     return NULL;
 }
 
-static td_id stored_value(const keeping *k, uint32_t unit)
-{
-    for (uint32_t i = 0; i < k->in->node_count; i++) {
-        const td_node *n = &k->in->nodes[i];
-        if (n->op == &td_op_store && ((const td_unit_attr *)td_node_attr(k->in, n))->unit == unit) return td_node_inputs(k->in, n)[0];
-    }
-    return TD_NONE;
-}
-
 /* Whether updates that write copies along make of v all that the step stores in its unit. */
 static bool is_followed(const keeping *k, uint32_t unit, td_id v)
 {
-    td_id stored = stored_value(k, unit);
+    td_id stored = td_stored_value(k->in, unit);
     while (stored != TD_NONE && v != stored) {
         const td_node *n = update_of(k, v);
         if (!n) return false;
@@ -113,7 +104,7 @@ static bool take_copy(keeping *k, uint32_t index, uint32_t of)
         k->map[n.output] = td_emit(k->out, &(td_emission){ .op = &td_op_unit, .like = &n, .attr = &attr, .attr_bytes = sizeof attr,
                                                            .outputs = &value, .output_count = 1, .after = TD_NONE });
     if (unit == TD_NONE) return td->error == TD_OK;
-    if (stored_value(k, of) == TD_NONE) return current || store(k, &n, unit, k->map[n.output]);
+    if (td_stored_value(k->in, of) == TD_NONE) return current || store(k, &n, unit, k->map[n.output]);
     k->copy[v] = k->map[n.output];
     k->unit[v] = unit;
     return td->error == TD_OK;

@@ -3,16 +3,8 @@
 #include "core/internal.h"
 
 #include <string.h>
-#include <time.h>
 
 enum { PLANS_KEPT = 64 };
-
-static double now_ms(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec / 1e6;
-}
 
 /* ---- From recording to plan */
 
@@ -43,16 +35,7 @@ static td_program *lower(td_context *td, td_purpose purpose)
     return p;
 }
 
-/* The node that gives what the program stores in the unit; TD_NONE: it stores nothing there. */
-static uint32_t maker_of(const td_program *p, uint32_t unit)
-{
-    for (uint32_t n = 0; n < p->node_count; n++)
-        if (p->nodes[n].op == &td_op_store && ((const td_unit_attr *)td_node_attr(p, &p->nodes[n]))->unit == unit)
-            return p->values[td_node_inputs(p, &p->nodes[n])[0]].node;
-    return TD_NONE;
-}
-
-static bool stores(const td_program *p, uint32_t unit) { return maker_of(p, unit) != TD_NONE; }
+static bool stores(const td_program *p, uint32_t unit) { return td_stored_value(p, unit) != TD_NONE; }
 
 /* Whether the program changes what the derived unit is made of. */
 static bool outdates(const td_program *p, const td_unit *derived)
@@ -67,8 +50,9 @@ static bool outdates(const td_program *p, const td_unit *derived)
 /* Whether one node gives the derived unit's value and that of what it is made of: an update that writes a copy along. */
 static bool follows(const td_program *p, uint32_t derived)
 {
-    uint32_t of = p->td->units[derived].of, maker = of == TD_NONE ? TD_NONE : maker_of(p, of);
-    return maker != TD_NONE && maker == maker_of(p, derived);
+    uint32_t of = p->td->units[derived].of;
+    td_id value = of == TD_NONE ? TD_NONE : td_stored_value(p, of), copy = td_stored_value(p, derived);
+    return value != TD_NONE && copy != TD_NONE && p->values[value].node == p->values[copy].node;
 }
 
 /* Notes how the step leaves units: accumulators taken are empty after it, those stored to are full; derived units whose origins are
@@ -252,7 +236,7 @@ static td_planned *spare_memory(td_context *td, td_planned *plan)
 
 static td_planned *make_plan(td_context *td, td_purpose purpose)
 {
-    double start = now_ms();
+    int64_t begin_ns = td_profile_now();
     td_program *p = lower(td, purpose);
     if (!p) return NULL;
     td_planned *plan = td_plan_make(td, p); /* takes p */
@@ -266,7 +250,7 @@ static td_planned *make_plan(td_context *td, td_purpose purpose)
         return NULL;
     }
     td->report.plans++;
-    td_plan_report(td, plan, now_ms() - start);
+    td_plan_report(td, plan, 1e-6 * (double)(td_profile_now() - begin_ns));
     print_plan(td, plan);
     return plan;
 }

@@ -253,3 +253,11 @@ void td_program_log(const td_program *p, td_stage stage)
     td_free(p->td, b.text, b.room, "host");
     td_free(p->td, text, strlen(text) + 1, "host");
 }
+
+td_id td_stored_value(const td_program *p, uint32_t unit)
+{
+    for (uint32_t n = 0; n < p->node_count; n++)
+        if (p->nodes[n].op == &td_op_store && ((const td_unit_attr *)td_node_attr(p, &p->nodes[n]))->unit == unit)
+            return td_node_inputs(p, &p->nodes[n])[0];
+    return TD_NONE;
+}
