@@ -115,7 +115,7 @@ const char *td_error_text(const td_context *td) { return td->error_text; }
 /* ---- Options */
 
 static const char *const stage_names[TD_STAGE_NAMES] = { "record", "precision", "grad", "simplify", "place",
-                                                         "schedule", "fuse", "plan", "dbias", "gelu", "rows", "constants", "relu", "kept", "aside" };
+                                                         "schedule", "fuse", "plan", "dbias", "gelu", "rows", "constants", "kept", "aside" };
 
 /* Bits of the stages named in `list`, separated by commas, each behind `sign` if that is not 0. With a sign parts
  * of stages have names, too. */
@@ -131,7 +131,7 @@ static bool parse_stages(td_context *td, const char *what, const char *list, cha
         while (stage < known && (strlen(stage_names[stage]) != rest || strncmp(stage_names[stage], name, rest))) stage++;
         if (stage == known || !signed_well) {
             td_fail(td, TD_ERROR_USAGE, "%s: '%.*s' is not one of %srecord precision grad simplify place schedule fuse plan%s",
-                    what, (int)length, at, sign ? "'-' and " : "", sign ? ", or a part of fuse: dbias gelu rows constants relu kept aside; as in -fuse,-simplify" : "");
+                    what, (int)length, at, sign ? "'-' and " : "", sign ? ", or a part of fuse: dbias gelu rows constants kept aside; as in -fuse,-simplify" : "");
             return false;
         }
         *bits |= 1u << stage;
@@ -187,7 +187,7 @@ static void read_options(td_context *td)
     if (!parse_stages(td, "TD_PASSES", o->passes, '-', &td->passes_off)) return;
     uint32_t needed = 1u << TD_STAGE_GRAD | 1u << TD_STAGE_RECORD | 1u << TD_STAGE_PLACE | 1u << TD_STAGE_PLAN | 1u << TD_STAGE_PRECISION;
     if (td->passes_off & needed)
-        td_fail(td, TD_ERROR_USAGE, "TD_PASSES: only -simplify, -schedule and -fuse can be left out, or of fuse -dbias, -gelu, -rows, -constants, -relu, "
+        td_fail(td, TD_ERROR_USAGE, "TD_PASSES: only -simplify, -schedule and -fuse can be left out, or of fuse -dbias, -gelu, -rows, -constants, "
                 "-kept or -aside alone; the other stages are what gives the result");
 }
 

@@ -192,13 +192,13 @@ static bool choose_plain(product *g, const td_onednn_product *p, int64_t cap)
 }
 
 /* What the library calls what is asked for beside the product, and the key of its choice. DEFAULT: nothing. Gelu's tanh form is the only
- * one it has. Relu has the bits of relu behind the product. DGELU could give the bias's gradient as well, but in the result's 16 bits. */
+ * one it has. DGELU could give the bias's gradient as well, but in the result's 16 bits. Its relu makes 0 of what is no number, which a run
+ * must not lose: relu is a call behind the product. */
 static cublasLtEpilogue_t epilogue_of(const td_onednn_product *p, const char **name)
 {
-    *name = p->dbias ? " and dbias" : p->dgelu ? " and dgelu" : p->relu ? " and relu" : p->keeps ? " and gelu, kept" : " and gelu";
+    *name = p->dbias ? " and dbias" : p->dgelu ? " and dgelu" : p->keeps ? " and gelu, kept" : " and gelu";
     if (p->dbias) return CUBLASLT_EPILOGUE_BGRADB;
     if (p->dgelu) return CUBLASLT_EPILOGUE_DGELU;
-    if (p->relu) return CUBLASLT_EPILOGUE_RELU_BIAS;
     if (!p->gelu) return CUBLASLT_EPILOGUE_DEFAULT;
     return p->keeps ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_BIAS;
 }
@@ -298,7 +298,6 @@ static void run_beside(const td_kernel *k, const td_onednn_product *p)
     td_product_sum sum;
     if (p->gelu) td_product_gelu(k, plain_result(k, p));
     if (p->dgelu) td_product_dgelu(k, &k->in[k->inputs - 1]);
-    if (p->relu) td_product_relu(k);
     if (!p->dbias) return;
     td_product_sum_of(k, &sum);
     td_op_sum.cuda.run(&sum.kernel);
@@ -350,7 +349,7 @@ static bool run_whole(const parts *s)
     if (!g->whole_choice || !is_aligned_throughout(s->k)) return false;
     td_rival rival = { .run = run_parts, .user = (void *)s };
     td_matmul_call call = call_of(s->k, s->p, &g->whole, &s->k->out[0]);
-    const void *vector = s->p->dbias ? s->k->out[1].data : s->p->gelu || s->p->relu ? s->k->in[2].data : NULL;
+    const void *vector = s->p->dbias ? s->k->out[1].data : s->p->gelu ? s->k->in[2].data : NULL;
     const void *matrix = s->p->keeps ? s->k->out[1].data : s->p->dgelu ? s->k->in[2].data : NULL;
     if (!point(g, vector, matrix) || !td_choice_settle(td, g->whole_choice, &call, &rival)) return false;
     return g->whole_choice->count && td_cublas_ok(td, td_cublas_matmul(td, &call, &g->whole_choice->found[0].algo), s->k->op->name);

@@ -73,6 +73,7 @@ bool td_nodes_are_kernels(td_context *td, cudaGraph_t graph)
     neighbours n;
     size_t count = 0;
     if (!nodes_ok(td, cudaGraphGetNodes(graph, NULL, &count))) return false;
+    if (!count) return true; /* of a step without values: there is nothing to be read, and it may not be asked for */
     cudaGraphNode_t *nodes = td_alloc(td, (count + 1) * sizeof *nodes, "program");
     bool opened = nodes && open_neighbours(td, &n, count + 1), good = opened && nodes_ok(td, cudaGraphGetNodes(graph, nodes, &count));
     for (size_t i = 0; i < count && good; i++) good = visit(td, graph, nodes[i], &n);

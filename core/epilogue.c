@@ -6,7 +6,6 @@
  *   - on a GPU a product is added to what its result is added to (a residual), from f32 sums;
  *   - on a GPU a layer's product of 16 bits takes gelu in its tanh form along, and the product that gives the gradient of gelu's result
  *     goes on through gelu; what gelu was of is kept in 16 bits as it would be without, but gelu itself is of the f32 sums;
- *   - on a GPU a layer's product of 16 bits takes relu along where what reads it first would not: to the bits of relu behind it;
  *   - on a GPU the product that gives a weight's gradient, from 16 bits, also gives that of the bias: sums of an operand it reads anyway.
  *
  * The node stands where the product or norm stood, so what is added must be made before it. Norms give the bits of the operations one by
@@ -282,36 +281,6 @@ static bool take_gelu(epilogues *e, uint32_t index, const td_node *gelu)
     return e->in->td->error == TD_OK;
 }
 
-/* Whether the first to read v is an operation that runs element by element, which may take along what gives v. */
-static bool is_read_by_elements_first(const epilogues *e, td_id v)
-{
-    for (uint32_t s = e->in->values[v].node + 1; s < e->in->node_count; s++) {
-        const td_node *n = &e->in->nodes[s];
-        for (uint32_t i = 0; e->live[s] && i < n->inputs; i++)
-            if (td_node_inputs(e->in, n)[i] == v) return n->op->flags & TD_OP_POINTWISE;
-    }
-    return false;
-}
-
-/* The relu of v, which product number `index` gives for it alone, if nothing else would take it along; or NULL. Its gradient is of what it
- * gives. */
-static const td_node *relu_of(const epilogues *e, uint32_t index)
-{
-    td_id v = e->in->nodes[index].output;
-    const td_node *relu = td_stage_off(e->in->td, TD_STAGE_RELU) ? NULL : only_reader(e, v, &td_op_relu);
-    bool fits = relu && td_is_narrow(e->in->values[v].dtype) && alike(e->in, v, relu->output);
-    return fits && !is_read_by_elements_first(e, relu->output) ? relu : NULL;
-}
-
-static bool take_relu(epilogues *e, uint32_t index, const td_node *relu)
-{
-    td_node n = e->in->nodes[index];
-    const td_id *from = td_node_inputs(e->in, &n);
-    td_id in[3] = { e->map[from[0]], e->map[from[1]], e->map[from[2]] };
-    finish(e, relu, emit(e, &td_op_linear_relu, &n, in, 3, NULL, 0, &e->in->values[relu->output], 1));
-    return e->in->td->error == TD_OK;
-}
-
 /* How the gradient that product number `index` gives goes on through gelu; mul NULL: it does not, or others would take it along. */
 typedef struct through_gelu {
     const td_node *view, *mul, *slope;        /* view: NULL where the product is used in its own shape */
@@ -386,8 +355,6 @@ static bool take_linear(epilogues *e, uint32_t index)
     td_node n = e->in->nodes[index];
     const td_node *gelu = gelu_of(e, index);
     if (gelu) return take_gelu(e, index, gelu);
-    const td_node *relu = relu_of(e, index);
-    if (relu) return take_relu(e, index, relu);
     const td_node *cast = only_reader(e, n.output, &td_op_cast);
     td_id sum = cast ? cast->output : n.output, other = added_to(e, sum);
     if (other == TD_NONE || !td_placement_equal(e->in->values[sum].place, e->in->values[n.output].place))

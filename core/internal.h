@@ -220,7 +220,7 @@ struct td_context {
 typedef enum td_stage {
     TD_STAGE_RECORD, TD_STAGE_PRECISION, TD_STAGE_GRAD, TD_STAGE_SIMPLIFY, TD_STAGE_PLACE, TD_STAGE_SCHEDULE,
     TD_STAGE_FUSE, TD_STAGE_PLAN, TD_STAGES,
-    TD_STAGE_DBIAS = TD_STAGES, TD_STAGE_GELU, TD_STAGE_ROWS, TD_STAGE_CONSTANTS, TD_STAGE_RELU, TD_STAGE_KEPT, TD_STAGE_ASIDE, /* what can be left out of fuse by itself */
+    TD_STAGE_DBIAS = TD_STAGES, TD_STAGE_GELU, TD_STAGE_ROWS, TD_STAGE_CONSTANTS, TD_STAGE_KEPT, TD_STAGE_ASIDE, /* what can be left out of fuse by itself */
     TD_STAGE_NAMES
 } td_stage;
 bool td_stage_off(const td_context *td, td_stage stage);

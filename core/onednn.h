@@ -21,7 +21,6 @@ typedef struct td_onednn_product {
     bool adds;                           /* to C, by the caller: the kernel's last input, of C's shape */
     bool dbias;                          /* beside C, by the caller: the kernel's second output, the sums of A over k (m) in f32 or f64 */
     bool gelu, keeps;                    /* C becomes gelu_tanh(C), by the caller; and what it was is kept: the kernel's second output */
-    bool relu;                           /* C becomes relu(C), by the caller */
     bool dgelu;                          /* C becomes C gelu_tanh'(x), by the caller; x: the kernel's last input, of C's shape */
 } td_onednn_product;
 

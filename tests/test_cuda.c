@@ -45,6 +45,12 @@ START_TEST(test_operations_equal_the_cpu_in_poisoned_memory)
 }
 END_TEST
 
+START_TEST(test_no_number_is_made_of_what_is_none)
+{
+    if (gpu_for(__func__)) check_what_is_no_number();
+}
+END_TEST
+
 START_TEST(test_operations_of_empty_operands_write_all_they_give)
 {
     if (!gpu_for(__func__)) return;
@@ -241,7 +247,7 @@ START_TEST(test_f16_steps_that_overflow_are_left_out_as_on_the_cpu)
 END_TEST
 
 TESTS("cuda", test_what_cannot_be_had_is_said, test_operations_equal_the_cpu_in_poisoned_memory,
-      test_operations_of_empty_operands_write_all_they_give, test_operations_equal_the_cpu_as_graphs,
+      test_no_number_is_made_of_what_is_none, test_operations_of_empty_operands_write_all_they_give, test_operations_equal_the_cpu_as_graphs,
       test_masks_in_chains_are_the_cpus, test_norms_that_add_and_narrow_equal_the_cpu, test_products_with_epilogues_are_the_cpus,
       test_a_gpt_with_epilogues_learns_as_without, test_a_loss_with_its_gradient_equals_the_cpu,
       test_losses_of_16_bits_equal_the_cpu, test_attention_in_16_bits_is_that_in_f32, test_deterministic_attention_gives_the_same_bits,

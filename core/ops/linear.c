@@ -1,5 +1,5 @@
 /* linear: y = x W^T + b; linear_add: x W^T + b + d with d of y's shape, which fuse makes of a layer and an addition; linear_gelu:
- * gelu_tanh(y), and y where it is read again, which fuse makes of a layer and its function; linear_relu: relu(y), made alike.
+ * gelu_tanh(y), and y where it is read again, which fuse makes of a layer and its function.
  *
  *     x (..., in)  W (out, in)  b (out)   ->   y (..., out)
  *
@@ -110,23 +110,13 @@ static void linear_gelu_gradient(const td_gradient_call *g)
 }
 
 /* The function needs whole sums. */
-static void linear_function_place(const td_program *p, const td_node *n, td_place_rule *rule)
+static void linear_gelu_place(const td_program *p, const td_node *n, td_place_rule *rule)
 {
     linear_place(p, n, rule);
     int64_t rows = p->values[n->output].shape.rank - 1;
     rule->in[0][rows] = rule->in[1][1] = 0;
     rule->added = 0;
     memcpy(rule->out[1], rule->out[0], sizeof rule->out[1]);
-}
-
-static void linear_relu_parts(const td_gradient_call *call, td_tensor *out)
-{
-    out[0] = td_relu_at(td_linear_at(call->in[0], call->in[1], call->in[2], call->here), call->here);
-}
-
-static void linear_relu_gradient(const td_gradient_call *g)
-{
-    td_gradient_by_parts(g, linear_relu_parts);
 }
 
 static void linear_gelu_print(const td_program *p, const td_node *n, char *to, size_t room)
@@ -145,7 +135,7 @@ static td_onednn_product linear_product(const td_kernel *k)
         .batch = 1, .m = td_shape_product(y, 0, (int)y.rank - 1), .n = out,
         .k = td_arg_extent(k->run ? k->run->mesh : NULL, &k->in[0], (int)y.rank - 1).valid,
         .a_row = in, .a_column = 1, .b_row = 1, .b_column = in, .adds = k->inputs > 3,
-        .gelu = k->op == &td_op_linear_gelu, .keeps = k->outputs > 1, .relu = k->op == &td_op_linear_relu,
+        .gelu = k->op == &td_op_linear_gelu, .keeps = k->outputs > 1,
     };
 }
 
@@ -247,7 +237,7 @@ const td_op td_op_linear_gelu = {
     .attr_bytes = sizeof(td_linear_gelu_attr),
     .shape      = linear_gelu_shape,
     .gradient   = linear_gelu_gradient,
-    .place      = linear_function_place,
+    .place      = linear_gelu_place,
     .precision  = TD_PRODUCT,
     .cost       = linear_cost,
     .prepare    = linear_prepare,
@@ -256,30 +246,6 @@ const td_op td_op_linear_gelu = {
     .cuda       = TD_CUDA(linear_cuda, linear_cuda_prepare, td_cublas_release),
     .print      = linear_gelu_print,
     .cases      = linear_gelu_cases,
-};
-
-static const td_case linear_relu_cases[] = {
-    { .in = { TD_RANDN(4, 3), TD_RANDN(5, 3), TD_RANDN(5) } },
-    { .in = { TD_RANDN(2, 3, 7), TD_RANDN(4, 7), TD_RANDN(4) }, .note = "two dimensions of rows" },
-    { .in = { TD_RANDN(40, 24), TD_RANDN(16, 24), TD_RANDN(16) }, .note = "whole vectors" },
-    { .in = { TD_RANDN(0, 3), TD_RANDN(5, 3), TD_RANDN(5) }, .note = "no rows" },
-    { .in = { TD_RANDN(3, 0), TD_RANDN(8, 0), TD_RANDN(8) }, .note = "the bias alone" },
-    TD_CASES_END
-};
-
-const td_op td_op_linear_relu = {
-    .name      = "linear_relu",
-    .inputs    = 3,
-    .shape     = linear_shape,
-    .gradient  = linear_relu_gradient,
-    .place     = linear_function_place,
-    .precision = TD_PRODUCT,
-    .cost      = linear_cost,
-    .prepare   = linear_prepare,
-    .release   = td_onednn_release,
-    .cpu       = linear_cpu,
-    .cuda      = TD_CUDA(linear_cuda, linear_cuda_prepare, td_cublas_release),
-    .cases     = linear_relu_cases,
 };
 
 td_tensor td_linear_at(td_tensor x, td_tensor weight, td_tensor bias, td_here here)

@@ -13,7 +13,7 @@
     X(fused) X(fused_rows) \
     X(sum) X(max) X(argmax) \
     X(reshape) X(broadcast) X(transpose) X(slice) X(concat) X(fill) X(iota) \
-    X(matmul) X(linear) X(matmul_add) X(linear_add) X(matmul_dbias) X(matmul_dgelu) X(linear_gelu) X(linear_relu) \
+    X(matmul) X(linear) X(matmul_add) X(linear_add) X(matmul_dbias) X(matmul_dgelu) X(linear_gelu) \
     X(softmax) X(cross_entropy_rows) X(cross_entropy_gradient) \
     X(dropout_mask) X(uniform) \
     X(embedding) X(embedding_gradient) X(gather) X(scatter_add) \

@@ -191,18 +191,6 @@ static void apply_dgelu(void *user, int64_t begin, int64_t end)
     }
 }
 
-static void apply_relu(void *user, int64_t begin, int64_t end)
-{
-    const td_kernel *k = user;
-    const td_arg *c = &k->out[0];
-    for (int64_t i = begin; i < end; i++) {
-        double x;
-        td_load_f64(&x, c->dtype, td_arg_at(c, i), 1);
-        x = x < 0 ? 0 : x;
-        td_store_f64(td_arg_at(c, i), c->dtype, &x, 1);
-    }
-}
-
 bool td_product_adds(td_call *call, int added)
 {
     td_value *c = &call->out[0];
@@ -234,8 +222,6 @@ void td_product_run(const td_kernel *k, const td_onednn_product *product)
         td_parallel_for(k->run, td_arg_elements(&k->out[0]), ADD_ELEMENTS, add_rows, (void *)k);
     if (p->gelu || p->dgelu)
         td_parallel_for(k->run, td_arg_elements(&k->out[0]), ADD_ELEMENTS, p->gelu ? apply_gelu : apply_dgelu, (void *)k);
-    if (p->relu)
-        td_parallel_for(k->run, td_arg_elements(&k->out[0]), ADD_ELEMENTS, apply_relu, (void *)k);
     if (p->dbias) {
         td_product_sum sum;
         td_product_sum_of(k, &sum);

@@ -1,12 +1,11 @@
 /* What matrix products need beside the library: a bias of another dtype than the result's, and where its epilogues are not the faster way
- * gelu in its tanh form, gradients through it, and relu. Their floor is each operand read and written once. */
+ * gelu in its tanh form, and gradients through it. Their floor is each operand read and written once. */
 #include "core/device_cuda.h"
 #include "core/ops/number.cuh"
 #include "core/ops/product_cuda.h"
 #include "core/ops/stored.cuh"
 
 enum { THREADS = 256, EACH = 4 };
-enum { GELU, THROUGH_GELU, RELU };            /* what is done to c, in place or from x */
 
 template <typename T, typename B>
 static __global__ void add_bias(T *c, const B *bias, int64_t count, int64_t columns)
@@ -31,26 +30,23 @@ extern "C" void td_product_add_bias(const td_kernel *k, const td_arg *c, int64_t
 }
 
 /* A thread's pack is `width` elements; count is a multiple of it. */
-template <int width, int function, typename T>
-static __global__ void __launch_bounds__(THREADS) apply(const T *x, T *c, int64_t count)
+template <int width, bool gradient, typename T>
+static __global__ void __launch_bounds__(THREADS) apply_gelu(const T *x, T *c, int64_t count)
 {
     typedef td_pack<T, width> pack;
     int64_t stride = (int64_t)gridDim.x * blockDim.x;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count / width; i += stride) {
-        pack from = ((const pack *)x)[i], to = function == THROUGH_GELU ? ((const pack *)c)[i] : from;
+        pack from = ((const pack *)x)[i], to = gradient ? ((const pack *)c)[i] : from;
         #pragma unroll
         for (int j = 0; j < width; j++) {
             float y = td_wide(from.at[j]);
-            to.at[j] = td_narrow<T>(function == THROUGH_GELU ? td_wide(to.at[j]) * gelu_tanh_slope(y)
-                                    : function == GELU       ? gelu_tanh(y)
-                                    : y < 0                  ? 0
-                                                             : y);
+            to.at[j] = td_narrow<T>(gradient ? td_wide(to.at[j]) * gelu_tanh_slope(y) : gelu_tanh(y));
         }
         ((pack *)c)[i] = to;
     }
 }
 
-template <int function, typename T> static void launch(const td_kernel *k, const td_arg *from)
+template <bool gradient, typename T> static void launch_gelu(const td_kernel *k, const td_arg *from)
 {
     constexpr int whole = 16 / (int)sizeof(T);
     int64_t count = td_arg_elements(&k->out[0]);
@@ -59,13 +55,11 @@ template <int function, typename T> static void launch(const td_kernel *k, const
     bool packs = count % whole == 0 && (uintptr_t)x % 16 == 0 && (uintptr_t)c % 16 == 0;
     if (!count) return;
     unsigned blocks = td_blocks_for(packs ? count / whole : count, THREADS, 1);
-    if (packs) apply<whole, function, T><<<blocks, THREADS, 0, td_stream(k)>>>(x, c, count);
-    else apply<1, function, T><<<blocks, THREADS, 0, td_stream(k)>>>(x, c, count);
+    if (packs) apply_gelu<whole, gradient, T><<<blocks, THREADS, 0, td_stream(k)>>>(x, c, count);
+    else apply_gelu<1, gradient, T><<<blocks, THREADS, 0, td_stream(k)>>>(x, c, count);
     td_cuda_launched(k);
 }
 
-extern "C" void td_product_gelu(const td_kernel *k, const td_arg *x) { TD_CUDA_FLOATS(x->dtype, (launch<GELU, T>(k, x))) }
+extern "C" void td_product_gelu(const td_kernel *k, const td_arg *x) { TD_CUDA_FLOATS(x->dtype, (launch_gelu<false, T>(k, x))) }
 
-extern "C" void td_product_dgelu(const td_kernel *k, const td_arg *x) { TD_CUDA_FLOATS(x->dtype, (launch<THROUGH_GELU, T>(k, x))) }
-
-extern "C" void td_product_relu(const td_kernel *k) { TD_CUDA_FLOATS(k->out[0].dtype, (launch<RELU, T>(k, &k->out[0]))) }
+extern "C" void td_product_dgelu(const td_kernel *k, const td_arg *x) { TD_CUDA_FLOATS(x->dtype, (launch_gelu<true, T>(k, x))) }

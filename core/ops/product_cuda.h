@@ -16,8 +16,6 @@ void td_cublas_release(void *prepared);
 void td_product_add_bias(const td_kernel *k, const td_arg *c, int64_t rows, int64_t columns);
 /* out[0] = gelu_tanh(x), element by element; x may be out[0]. */
 void td_product_gelu(const td_kernel *k, const td_arg *x);
-/* out[0] = relu(out[0]) */
-void td_product_relu(const td_kernel *k);
 /* out[0] *= gelu_tanh'(x) */
 void td_product_dgelu(const td_kernel *k, const td_arg *x);
 

@@ -160,7 +160,7 @@ static void put_product(const td_kernel *k, td_onednn_product p)
     w->kernel.out = w->out;
     w->kernel.outputs = 1;
     w->kernel.inputs -= p.dgelu;
-    p.gelu = p.dgelu = p.dbias = p.keeps = p.relu = 0;
+    p.gelu = p.dgelu = p.dbias = p.keeps = 0;
     w->product = p;
     on_host_put(td_stream(k), &w->work);
 }
@@ -171,7 +171,6 @@ void td_cublas_run(const td_kernel *k, const td_onednn_product *p)
     put_product(k, *p);
     if (p->gelu) td_product_gelu(k, &k->out[p->keeps]);
     if (p->dgelu) td_product_dgelu(k, &k->in[k->inputs - 1]);
-    if (p->relu) td_product_relu(k);
     if (!p->dbias) return;
     td_product_sum_of(k, &sum);
     td_op_sum.cuda.run(&sum.kernel);
