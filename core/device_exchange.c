@@ -115,44 +115,51 @@ static const char *read_by_gpu(const td_context *td, const td_planned *plan, con
     return data && block->bytes && !plan->host_tasks && td_is_input_memory(td, data, block->bytes) ? data : NULL;
 }
 
-/* Writes what comes from `pinned`; how many bytes of it, behind the numbers of the run. */
-static int64_t fill(td_context *td, td_exchange *x, const td_planned *plan, td_exchange_set *s)
-{
-    int64_t filled = plan->scalar_bytes;
-    *(td_cuda_run *)s->pinned = (td_cuda_run){ .seed = td->run.seed, .update = td->run.update, .micro = td->run.micro };
-    for (uint32_t i = 0; i < plan->given_count; i++) {
-        const td_block *block = &plan->blocks[plan->given[i]];
-        const td_slot *slot = block->kind == TD_BLOCK_SLOT ? &td->slots[block->index] : NULL;
-        char *to = s->pinned + TD_GPU_ALIGN + block->offset;
-        if (!slot && s->filled_for != plan->number) write_constant(plan, block, to);
-        if (slot && !slot->data) memcpy(to, &slot->f32, sizeof slot->f32);
-        if (!slot || !slot->data || read_by_gpu(td, plan, block)) continue;
-        copy_input(td, x, to, slot->data, block->bytes);
-        filled = plan->slot_bytes;
-    }
-    s->filled_for = plan->number;
-    return filled;
-}
-
 static bool copy(td_context *td, td_exchange *x, char *to, const void *from, int64_t bytes)
 {
     return td_cuda_ok(td, cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyHostToDevice, x->copies), "copying inputs");
 }
 
-/* What the GPU reads from where the caller has it. */
-static bool copy_read(td_context *td, td_exchange *x, const td_planned *plan, td_exchange_set *s)
+/* One copy of inputs that lie behind each other in the caller's memory and on the device, as a loader has those of a batch. */
+typedef struct reading {
+    char *to;
+    const char *from;
+    int64_t bytes;
+} reading;
+
+static bool read_on(td_context *td, td_exchange *x, td_exchange_set *s, reading *r, char *to, const char *from, int64_t bytes)
 {
+    uintptr_t begin = (uintptr_t)from, end = begin + (uintptr_t)bytes;
+    bool follows = r->bytes && to == r->to + r->bytes && from == r->from + r->bytes, good = true;
+    s->read = (td_span){ begin < s->read.begin ? begin : s->read.begin, end > s->read.end ? end : s->read.end };
+    if (!follows && r->bytes) good = copy(td, x, r->to, r->from, r->bytes);
+    *r = follows ? (reading){ r->to, r->from, r->bytes + bytes } : (reading){ to, from, bytes };
+    return good;
+}
+
+/* Writes what comes from `pinned`, and puts on its way what the GPU reads from where the caller has it. *filled: the bytes of the former,
+ * behind the numbers of the run. */
+static bool fill(td_context *td, td_exchange *x, const td_planned *plan, td_exchange_set *s, int64_t *filled)
+{
+    reading r = { .bytes = 0 };
     bool good = true;
     s->read = (td_span){ UINTPTR_MAX, 0 };
+    *filled = plan->scalar_bytes;
+    *(td_cuda_run *)s->pinned = (td_cuda_run){ .seed = td->run.seed, .update = td->run.update, .micro = td->run.micro };
     for (uint32_t i = 0; i < plan->given_count && good; i++) {
         const td_block *block = &plan->blocks[plan->given[i]];
-        const char *from = read_by_gpu(td, plan, block);
-        if (!from) continue;
-        uintptr_t begin = (uintptr_t)from, end = begin + (uintptr_t)block->bytes;
-        s->read = (td_span){ begin < s->read.begin ? begin : s->read.begin, end > s->read.end ? end : s->read.end };
-        good = copy(td, x, s->inputs + TD_GPU_ALIGN + block->offset, from, block->bytes);
+        const td_slot *slot = block->kind == TD_BLOCK_SLOT ? &td->slots[block->index] : NULL;
+        const char *read = read_by_gpu(td, plan, block);
+        int64_t at = TD_GPU_ALIGN + block->offset;
+        if (!slot && s->filled_for != plan->number) write_constant(plan, block, s->pinned + at);
+        if (slot && !slot->data) memcpy(s->pinned + at, &slot->f32, sizeof slot->f32);
+        if (read) good = read_on(td, x, s, &r, s->inputs + at, read, block->bytes);
+        if (read || !slot || !slot->data) continue;
+        copy_input(td, x, s->pinned + at, slot->data, block->bytes);
+        *filled = plan->slot_bytes;
     }
-    return good;
+    s->filled_for = plan->number;
+    return good && (!r.bytes || copy(td, x, r.to, r.from, r.bytes));
 }
 
 /* The host is as far ahead as it may be, or needs memory again, until the event has come. */
@@ -181,14 +188,22 @@ bool td_exchange_read(td_context *td, td_exchange *x, td_span of)
     return good;
 }
 
+/* Waits until nothing reads the set any more, for this run to use it. */
+static bool take(td_context *td, td_exchange *x, td_exchange_set *s)
+{
+    bool free = s->used_by <= x->done_by || wait_for(td, s->read_late ? s->done : s->copied);
+    s->used_by = td->runs;
+    return free;
+}
+
 bool td_exchange_send(td_context *td, td_exchange *x, cudaStream_t stream, const td_planned *plan)
 {
     td_exchange_set *s = current(td, x);
-    if (!wait_for(td, s->read_late ? s->done : s->copied)) return false;
+    int64_t filled;
+    if (!take(td, x, s)) return false;
     s->read_late = plan->host_tasks;
-    int64_t filled = fill(td, x, plan, s);
-    return td_cuda_ok(td, cudaStreamWaitEvent(x->copies, s->done, 0), "waiting for an earlier step") &&
-           copy(td, x, s->inputs, s->pinned, set_bytes(filled)) && copy_read(td, x, plan, s) &&
+    return td_cuda_ok(td, cudaStreamWaitEvent(x->copies, s->done, 0), "waiting for an earlier step") && fill(td, x, plan, s, &filled) &&
+           copy(td, x, s->inputs, s->pinned, set_bytes(filled)) &&
            td_cuda_ok(td, cudaEventRecord(s->copied, x->copies), "recording an event") &&
            td_cuda_ok(td, cudaStreamWaitEvent(stream, s->copied, 0), "waiting for inputs");
 }
@@ -211,15 +226,16 @@ bool td_exchange_land(td_context *td, td_exchange *x, cudaStream_t stream, const
 
 bool td_exchange_done(td_context *td, td_exchange *x, cudaStream_t stream)
 {
-    current(td, x)->seen = false;
     return td_cuda_ok(td, cudaEventRecord(current(td, x)->done, stream), "recording an event");
 }
 
 const uint64_t *td_exchange_landed(td_context *td, td_exchange *x, int set)
 {
     td_exchange_set *s = &x->set[set];
-    td->device_counts.waits += !s->seen;
-    td->device_counts.stalls += !s->seen && s == current(td, x);
-    s->seen = true;
-    return td_cuda_ok(td, cudaEventSynchronize(s->done), "running the step") ? s->outputs : NULL;
+    if (s->used_by <= x->done_by) return s->outputs;
+    td->device_counts.waits++;
+    td->device_counts.stalls += s == current(td, x);
+    if (!td_cuda_ok(td, cudaEventSynchronize(s->done), "running the step")) return NULL;
+    x->done_by = s->used_by;
+    return s->outputs;
 }

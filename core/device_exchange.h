@@ -22,7 +22,7 @@ typedef struct td_exchange_set {
     uint64_t *outputs;                        /* pinned, TD_LANDED of them; the device writes there */
     cudaEvent_t copied, done;                 /* the inputs; the step */
     bool read_late;                           /* the step's own calls read `pinned`, too: those of the host */
-    bool seen;                                /* the host has waited for it */
+    int64_t used_by;                          /* the last run that did, of td->runs */
 } td_exchange_set;
 
 typedef struct td_exchange {
@@ -31,6 +31,7 @@ typedef struct td_exchange {
     char *memory;                             /* of all inputs */
     int64_t slot_bytes;                       /* that each set has room for; -1: there are none yet */
     uint64_t epoch;                           /* how many there have been */
+    int64_t done_by;                          /* the last run that the host knows to be done */
     td_exchange_set set[TD_INPUT_SETS];
 } td_exchange;
 
