@@ -230,7 +230,7 @@ extern "C" void td_attention_general(const td_kernel *k)
     flash f = flash_of(k);
     if (!f.at.batch || !f.at.heads || !f.at.rows) return;
     size_t bytes = (size_t)(BLOCK * f.at.depth + TILE * (f.at.depth + 1 + f.at.values)) * sizeof(float);
-    TD_CUDA_FLOATS(k->in[0].dtype, WITH_PARTS(f, LAUNCH((forward<T, PARTS>), blocks_over(f.at.rows, f.at.batch * f.at.heads), bytes, f, (T *)k->out[0].data)));
+    TD_CUDA_FLOATS(k->in[0].dtype, WITH_PARTS(f, LAUNCH((forward<T, PARTS>), blocks_over(f.at.rows, f.at.batch * f.at.heads), THREADS, bytes, f, (T *)k->out[0].data)));
     td_cuda_launched(k);
 }
 
@@ -243,10 +243,10 @@ static void launch_backward(const td_kernel *k, const flash &f)
     int64_t queries = f.at.batch * f.at.heads * f.at.rows;
     if (queries) {
         inner_products<T><<<td_blocks_for(queries * 32, THREADS, 1), THREADS, 0, td_stream(k)>>>(f);
-        WITH_PARTS(f, LAUNCH((backward_queries<T, U, PARTS>), blocks_over(f.at.rows, f.at.batch * f.at.heads), bytes, f, dq));
+        WITH_PARTS(f, LAUNCH((backward_queries<T, U, PARTS>), blocks_over(f.at.rows, f.at.batch * f.at.heads), THREADS, bytes, f, dq));
     }
     if (f.at.batch && f.at.shared && f.at.keys)
-        WITH_PARTS(f, LAUNCH((backward_keys<T, U, PARTS>), blocks_over(f.at.keys, f.at.batch * f.at.shared), bytes, f, dk, dv));
+        WITH_PARTS(f, LAUNCH((backward_keys<T, U, PARTS>), blocks_over(f.at.keys, f.at.batch * f.at.shared), THREADS, bytes, f, dk, dv));
 }
 
 extern "C" void td_attention_gradient_general(const td_kernel *k)

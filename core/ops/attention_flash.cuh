@@ -107,11 +107,11 @@ static inline bool allow_shared_memory(const td_kernel *k, const void *kernel, s
                       "asking for shared memory");
 }
 
-/* Blocks of the kernel, of THREADS threads and with so many bytes of shared memory, for call k. */
-#define LAUNCH(kernel, blocks, bytes, ...)                                                                                          \
+/* Blocks of the kernel, of so many threads and with so many bytes of shared memory, for call k. */
+#define LAUNCH(kernel, blocks, threads, bytes, ...)                                                                                 \
     do {                                                                                                                            \
         auto launched = kernel;                                                                                                     \
-        if (allow_shared_memory(k, (const void *)launched, bytes)) launched<<<blocks, THREADS, bytes, td_stream(k)>>>(__VA_ARGS__); \
+        if (allow_shared_memory(k, (const void *)launched, bytes)) launched<<<blocks, threads, bytes, td_stream(k)>>>(__VA_ARGS__); \
     } while (0)
 
 #endif

@@ -5,7 +5,24 @@
  * and what is multiplied again are rounded to the operands' dtype. Heads are padded with zeros to 32, 64 or 128 columns in shared memory.
  */
 #include "core/ops/attention_tiles.cuh"
-#include "core/ops/number.cuh"
+
+enum { WARPS = 4, THREADS = WARPS * 32, BLOCK = 64, WIDEST = 128 };
+
+/* The order of rows in shared memory: their own, or that of a tile of keys, attention_lanes.h. */
+enum order { IN_ORDER, AS_KEYS };
+
+/* ROWS rows of `columns` from row `first` on, zeros from row `limit` and from `columns` to D; the copies are not waited for. */
+template <typename T, int D, int ROWS, order ORDER = IN_ORDER>
+static __device__ __forceinline__ void fetch(T *to, const T *from, int64_t stride, int64_t first, int64_t limit, int columns)
+{
+    enum { PARTS = D / 8 };
+#pragma unroll
+    for (int i = threadIdx.x; i < ROWS * PARTS; i += THREADS) {
+        int row = i / PARTS, column = i % PARTS * 8;
+        int place = ORDER == AS_KEYS ? td_row_of_key(row) : row;
+        fetch_part(to + place * row_of<D>::ELEMENTS, from, stride, first + row, limit, column, columns);
+    }
+}
 
 /* ---- Forward */
 
@@ -31,16 +48,6 @@ static __device__ __forceinline__ place place_of(int64_t rows, int64_t heads, bo
     int64_t blocks = (rows + BLOCK - 1) / BLOCK, block = blockIdx.x % blocks, head = blockIdx.x / blocks;
     return { head / heads, head % heads, (last_first ? blocks - 1 - block : block) * BLOCK };
 }
-
-/* 2^x, to the last bit or two; 0 for -infinity. */
-static __device__ __forceinline__ float power(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-static const float LOG2_E = 1.44269504088896341f, LN_2 = 0.693147180559945309f;
 
 /* Scores of one row, times `scale`, become powers of 2 over the largest so far; what was summed before shrinks to that. */
 template <int D>
@@ -110,7 +117,7 @@ static __global__ void __launch_bounds__(THREADS, (D <= 64 ? 3 : 2)) forward(con
         for (int k = 0; k < D / 16; k++) {
             uint32_t a[4];
             first_operand<T, D>(a, q, plain_row(16 * warp), k);
-            by_rows<T, D, TILE>(s, a, keys + stage, k);
+            by_rows<T, D, TILE>(&s, &a, keys + stage, k);
         }
 #pragma unroll
         for (int half = 0; half < 2; half++) {
@@ -130,7 +137,7 @@ static __global__ void __launch_bounds__(THREADS, (D <= 64 ? 3 : 2)) forward(con
         for (int k = 0; k < TILE / 16; k++) {
             uint32_t a[4];
             as_operand<T>(a, s, k);
-            by_columns<T, D>(sum, a, v + stage, k);
+            by_columns<T, D>(&sum, &a, v + stage, k);
         }
         __syncthreads();
     }
@@ -149,39 +156,6 @@ static __global__ void __launch_bounds__(THREADS, (D <= 64 ? 3 : 2)) forward(con
 }
 
 /* ---- Backward */
-
-/* Sums of one row, times `factor`, to a gradient in f32 or the operands' dtype. */
-template <typename T, int D>
-static __device__ __forceinline__ void store_row(void *to, bool wide, int64_t at, float (*sum)[4], int half, float factor, int columns)
-{
-    at += 2 * (threadIdx.x % 4);
-#pragma unroll
-    for (int n = 0; n < D / 8; n++) {
-        float low = sum[n][2 * half] * factor, high = sum[n][2 * half + 1] * factor;
-        if (8 * n >= columns) continue;
-        if (wide)
-            *(float2 *)((float *)to + at + 8 * n) = make_float2(low, high);
-        else
-            *(uint32_t *)((T *)to + at + 8 * n) = td_pair<T>(low, high);
-    }
-}
-
-/* sum(do o) of a row, half of which each of two lanes reads; zero past the last row. */
-template <typename T> static __device__ __forceinline__ float inner_product(const flash &f, place at, int64_t row, int columns)
-{
-    float sum = 0;
-    if (row < f.at.rows) {
-        const uint4 *o = (const uint4 *)((const T *)f.o + element(f.at.o, at.sequence, at.head, row));
-        const uint4 *dy = (const uint4 *)((const T *)f.dy + element(f.at.dy, at.sequence, at.head, row));
-        for (int i = threadIdx.x % 2; i < columns / 8; i += 2) {
-            uint4 a = o[i], b = dy[i];
-            const T *x = (const T *)&a, *y = (const T *)&b;
-#pragma unroll
-            for (int c = 0; c < 8; c++) sum += td_wide(x[c]) * td_wide(y[c]);
-        }
-    }
-    return sum + __shfl_xor_sync(0xFFFFFFFF, sum, 1);
-}
 
 /* dq, and sum(do o) for the other half of the backward. */
 template <typename T, int D, bool DROPS>
@@ -208,7 +182,7 @@ static __global__ void __launch_bounds__(THREADS, (D <= 64 ? 3 : 2)) backward_qu
     }
     td_copies_end();
     int64_t numbers = (at.sequence * f.at.heads + at.head) * f.at.rows, own = at.first + 16 * warp + lane / 2;
-    float product = inner_product<T>(f, at, own, columns);
+    float product = inner_product<T, D>(f, at.sequence, at.head, own, columns);
     if (lane % 2 == 0 && own < f.at.rows) f.inner[numbers + own] = product;
     float inner[2] = { __shfl_sync(0xFFFFFFFF, product, lane / 4 * 2), __shfl_sync(0xFFFFFFFF, product, lane / 4 * 2 + 16) }, log_sum[2];
     int64_t row[2] = { at.first + 16 * warp + lane / 4, at.first + 16 * warp + lane / 4 + 8 };
@@ -233,9 +207,9 @@ static __global__ void __launch_bounds__(THREADS, (D <= 64 ? 3 : 2)) backward_qu
         for (int k = 0; k < D / 16; k++) {
             uint32_t a[4];
             first_operand<T, D>(a, q, plain_row(16 * warp), k);
-            by_rows<T, D, TILE>(s, a, keys + stage, k);
+            by_rows<T, D, TILE>(&s, &a, keys + stage, k);
             first_operand<T, D>(a, dy, plain_row(16 * warp), k);
-            by_rows<T, D, TILE>(dp, a, v + stage, k);
+            by_rows<T, D, TILE>(&dp, &a, v + stage, k);
         }
 #pragma unroll
         for (int half = 0; half < 2; half++) {
@@ -256,7 +230,7 @@ static __global__ void __launch_bounds__(THREADS, (D <= 64 ? 3 : 2)) backward_qu
         for (int k = 0; k < TILE / 16; k++) {
             uint32_t a[4];
             as_operand<T>(a, s, k);
-            by_columns<T, D>(sum, a, keys + stage, k);
+            by_columns<T, D>(&sum, &a, keys + stage, k);
         }
         __syncthreads();
     }
@@ -325,7 +299,7 @@ static __global__ void __launch_bounds__(THREADS, (D <= 64 ? 3 : 2))
     fetch<T, D, BLOCK>(v, (const T *)f.value + element(f.at.value, at.sequence, at.head, 0), f.at.value.row, at.first, limit, columns);
     if (w.tiles) fetch_queries<T, D, N>(&tiles[0], f, at, first_head, w, 0);
     td_copies_end();
-    float sum_k[D / 8][4], sum_v[D / 8][4], scale = f.scale * LOG2_E;
+    float sum_k[D / 8][4], sum_v[D / 8][4];
     clear<D / 8>(sum_k);
     clear<D / 8>(sum_v);
     int low = 16 * warp + lane / 4; /* and the one 8 after it */
@@ -342,9 +316,9 @@ static __global__ void __launch_bounds__(THREADS, (D <= 64 ? 3 : 2))
         for (int k = 0; k < D / 16; k++) {
             uint32_t a[4];
             first_operand<T, D>(a, keys, plain_row(16 * warp), k);
-            by_rows<T, D, N>(s, a, here->q, k);
+            by_rows<T, D, N>(&s, &a, here->q, k);
             first_operand<T, D>(a, v, plain_row(16 * warp), k);
-            by_rows<T, D, N>(dp, a, here->dy, k);
+            by_rows<T, D, N>(&dp, &a, here->dy, k);
         }
         int64_t head = first_head + step / w.tiles, tile = w.begin + step % w.tiles * N;
         uint32_t drawn = 0; /* of one query; seven other lanes have it for the others */
@@ -352,40 +326,14 @@ static __global__ void __launch_bounds__(THREADS, (D <= 64 ? 3 : 2))
             uint64_t row = draw_of(f, at.sequence, head, tile + td_query_of_lane(lane));
             drawn = sixteen_kept(f, random, row + (uint64_t)(at.first + 16 * warp));
         }
-        span seen[2];
-        bool whole[2];
-        for (int half = 0; half < 2; half++) {
-            int64_t key = at.first + low + 8 * half;
-            seen[half] = queries_that_see(f, key, offset, tile, key < limit);
-            whole[half] = is_whole(seen[half], N);
-        }
-#pragma unroll
-        for (int n = 0; n < N / 8; n++)
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                int query = 8 * n + 2 * (lane % 4) + i;
-                float log_sum = here->log_sum[query] * LOG2_E, inner = here->inner[query], kept[2] = { 1, 1 };
-                if (DROPS) {
-                    uint32_t bits = __shfl_sync(0xFFFFFFFF, drawn, td_lane_of_query(n, lane, i)) >> lane / 4;
-                    kept[0] = bits & 1 ? f.kept : 0;
-                    kept[1] = bits & 256 ? f.kept : 0;
-                }
-#pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    int j = 2 * half + i;
-                    bool sees = whole[half] || holds(seen[half], query);
-                    float p = sees ? power(s[n][j] * scale - log_sum) : 0;
-                    dp[n][j] = sees ? p * (dp[n][j] * kept[half] - inner) : 0;
-                    s[n][j] = p * kept[half];
-                }
-            }
+        slopes_of_keys<N, DROPS>(f, s, dp, here->log_sum, here->inner, at.first + low, offset, tile, limit, drawn);
 #pragma unroll
         for (int k = 0; k < N / 16; k++) {
             uint32_t a[4];
             as_operand<T>(a, s, k);
-            by_columns<T, D>(sum_v, a, here->dy, k);
+            by_columns<T, D>(&sum_v, &a, here->dy, k);
             as_operand<T>(a, dp, k);
-            by_columns<T, D>(sum_k, a, here->q, k);
+            by_columns<T, D>(&sum_k, &a, here->q, k);
         }
         __syncthreads();
     }
@@ -418,7 +366,7 @@ template <typename T, int D, bool DROPS> static void launch_forward(const td_ker
 {
     unsigned blocks;
     if (blocks_for(f.at.rows, f.at.batch * f.at.heads, &blocks))
-        LAUNCH((forward<T, D, DROPS>), blocks, 5 * BLOCK * row_of<D>::ELEMENTS * sizeof(T), f, (T *)k->out[0].data);
+        LAUNCH((forward<T, D, DROPS>), blocks, THREADS, 5 * BLOCK * row_of<D>::ELEMENTS * sizeof(T), f, (T *)k->out[0].data);
 }
 
 template <typename T, int D, bool DROPS> static void launch_backward(const td_kernel *k, const flash &f)
@@ -427,9 +375,9 @@ template <typename T, int D, bool DROPS> static void launch_backward(const td_ke
     bool packed = ((const td_attention_attr *)k->attr)->rows & TD_ATTENTION_PACKED, wide = k->out[0].dtype == TD_F32;
     unsigned blocks;
     if (blocks_for(f.at.rows, f.at.batch * f.at.heads, &blocks))
-        LAUNCH((backward_queries<T, D, DROPS>), blocks, 6 * BLOCK * row_of<D>::ELEMENTS * sizeof(T), f, k->out[0].data, wide);
+        LAUNCH((backward_queries<T, D, DROPS>), blocks, THREADS, 6 * BLOCK * row_of<D>::ELEMENTS * sizeof(T), f, k->out[0].data, wide);
     if (blocks_for(f.at.keys, f.at.batch * f.at.shared, &blocks))
-        LAUNCH((backward_keys<T, D, N, DROPS>), blocks, 2 * BLOCK * row_of<D>::ELEMENTS * sizeof(T) + 2 * sizeof(queries_tile<T, D, N>), f,
+        LAUNCH((backward_keys<T, D, N, DROPS>), blocks, THREADS, 2 * BLOCK * row_of<D>::ELEMENTS * sizeof(T) + 2 * sizeof(queries_tile<T, D, N>), f,
                k->out[packed ? 0 : 1].data, k->out[packed ? 0 : 2].data, wide);
 }
 
