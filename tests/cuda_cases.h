@@ -232,11 +232,12 @@ static td_tensor heads_at(td_tensor x, int64_t begin, int64_t heads, int64_t dep
     return td_transpose(cut, 1, 2);
 }
 
-/* o (B, T, H d), then the gradient of the rows that q, k and v are the columns of. Computed in `dtype`, or in f32 from numbers of it. */
-static double *attention_of(const attention_case *c, td_dtype dtype, bool wide, bool deterministic)
+/* o (B, T, H d), then the gradient of the rows that q, k and v are the columns of. Computed in `dtype`, or in f32 from numbers of it; of `how`
+ * counts what is the same run after run, and which passes are left out. */
+static double *attention_of(const attention_case *c, td_dtype dtype, bool wide, td_options how)
 {
-    td_context *td = td_open(
-        &(td_options){ .device = "cuda", .dtype = TD_F32, .seed = 1, .threads = 2, .deterministic = deterministic, .log = check_log_line });
+    td_context *td = td_open(&(td_options){ .device = "cuda", .dtype = TD_F32, .seed = 1, .threads = 2, .deterministic = how.deterministic,
+                                            .passes = how.passes, .log = check_log_line });
     int64_t queries = c->heads * c->depth, keys = c->shared * c->depth, rows = c->batch * c->positions, width = queries + 2 * keys;
     float *numbers = check_alloc((size_t)(rows * width) * sizeof *numbers);
     for (int64_t i = 0; i < rows * width; i++) numbers[i] = (float)check_normal((uint64_t)i + 1);
@@ -280,16 +281,17 @@ static double column_error(const double *got, const double *want, int64_t rows, 
     return sqrt(error / size);
 }
 
-static int check_attention(const attention_case *c, td_dtype dtype, bool deterministic)
+/* Without fuse, how.passes, the gradients of q, k and v are three outputs in f32, else one in 16 bits. */
+static int check_attention(const attention_case *c, td_dtype dtype, td_options how)
 {
     int64_t queries = c->heads * c->depth, keys = c->shared * c->depth, rows = c->batch * c->positions, width = queries + 2 * keys;
-    const double *got = attention_of(c, dtype, false, deterministic), *want = attention_of(c, dtype, true, false);
+    const double *got = attention_of(c, dtype, false, how), *want = attention_of(c, dtype, true, (td_options){ .passes = NULL });
     const double *dx = got + rows * queries, *dx_want = want + rows * queries;
     double errors[] = { relative_error(got, want, rows * queries), column_error(dx, dx_want, rows, width, 0, queries),
                         column_error(dx, dx_want, rows, width, queries, keys),
                         column_error(dx, dx_want, rows, width, queries + keys, keys) };
-    printf("%s, %s%s: o %.2g, dq %.2g, dk %.2g, dv %.2g\n", c->note, td_dtype_name(dtype), deterministic ? ", deterministic" : "",
-           errors[0], errors[1], errors[2], errors[3]);
+    printf("%s, %s%s%s: o %.2g, dq %.2g, dk %.2g, dv %.2g\n", c->note, td_dtype_name(dtype), how.deterministic ? ", deterministic" : "",
+           how.passes ? ", in f32" : "", errors[0], errors[1], errors[2], errors[3]);
     int wrong = 0;
     for (int i = 0; i < 4; i++) wrong += !(errors[i] <= 1e-2);
     return wrong;

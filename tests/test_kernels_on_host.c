@@ -91,13 +91,24 @@ static const attention_case attentions[] = {
     { "lengths", 4, 2, 1, 130, 16, { .lengths = 1 } },
     { "positions", 3, 2, 1, 90, 80, { .causal = 1, .positions = 1 } },
     { "heads of 256", 1, 1, 1, 20, 256, { .causal = 1 } },
+    { "shared heads of 64", 1, 2, 1, 100, 64, { .causal = 1 } },
+    { "whole heads, dropout", 1, 2, 2, 256, 64, { .causal = 1, .p = 0.2, .key = 9 } },
+    { "whole heads, every key", 1, 1, 1, 161, 40, { .causal = 0 } },
+    { "whole heads of 32, dropout, a window to both sides", 1, 2, 2, 203, 32, { .window = 70, .p = 0.3, .key = 10 } },
+    { "whole heads of 16, a window", 1, 1, 1, 229, 16, { .causal = 1, .window = 33 } },
+    { "whole heads, lengths", 5, 1, 1, 150, 64, { .lengths = 1 } },
+    { "whole heads, lengths, positions, dropout", 3, 2, 2, 100, 24, { .causal = 1, .lengths = 1, .positions = 1, .p = 0.1, .key = 11 } },
+    { "whole heads of five rows", 2, 1, 1, 5, 64, { .causal = 1, .p = 0.1, .key = 12 } },
 };
 enum { ATTENTIONS = sizeof attentions / sizeof *attentions };
 
 START_TEST(test_attention_in_16_bits_is_that_in_f32)
 {
     int wrong = 0;
-    for (int c = 0; c < ATTENTIONS; c++) wrong += check_attention(&attentions[c], dtypes[1 + c % 2], false);
+    for (int c = 0; c < ATTENTIONS; c++) {
+        wrong += check_attention(&attentions[c], dtypes[1 + c % 2], (td_options){ .passes = NULL });
+        wrong += check_attention(&attentions[c], dtypes[2 - c % 2], (td_options){ .passes = "-fuse" });
+    }
     ck_assert_int_eq(wrong, 0);
 }
 END_TEST

@@ -35,6 +35,10 @@ TD_CUDA_KERNEL(td_attention_tensor);
 TD_CUDA_KERNEL(td_attention_gradient_tensor);
 bool td_attention_tensor_serves(const td_kernel *k);
 
+/* attention_whole.cu: the gradient of what those serve, of heads that fit into shared memory whole. Needs no workspace. */
+TD_CUDA_KERNEL(td_attention_gradient_whole);
+bool td_attention_whole_serves(const td_context *td, const td_kernel *k);
+
 /* attention.cu: every form, in f32 arithmetic. */
 TD_CUDA_KERNEL(td_attention_general);
 TD_CUDA_KERNEL(td_attention_gradient_general);

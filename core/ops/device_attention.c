@@ -1,6 +1,7 @@
 /* Attention on a GPU: which kernel computes a call is chosen when it is planned.
  *
- *     cuDNN         16-bit operands without dropout, lengths, positions or window, where it has a plan (attention_graph.h)
+ *     whole heads   the gradient of 16-bit heads of up to 64 columns, 256 queries and 256 keys (attention_whole.cu)
+ *     cuDNN         other 16-bit operands without dropout, lengths, positions or window, where it has a plan (attention_graph.h)
  *     tensor cores  other 16-bit heads of up to 128 columns, in eights: dropout, every mask (attention_tensor.cu)
  *     general       everything else, in f32 arithmetic (attention.cu)
  *
@@ -16,11 +17,13 @@ typedef struct attention_way {
 
 static bool is_gradient(const td_kernel *k) { return k->op == &td_op_attention_gradient; }
 
+static bool is_whole(const td_context *td, const td_kernel *k) { return is_gradient(k) && td_attention_whole_serves(td, k); }
+
 /* Whether cuDNN may compute it, if it has a plan. */
 static bool may_be_graph(const td_context *td, const td_kernel *k)
 {
     bool repeatable = !is_gradient(k) || !td->options.deterministic;
-    return repeatable && td_attention_graph_serves(k);
+    return repeatable && !is_whole(td, k) && td_attention_graph_serves(k);
 }
 
 /* NULL: there is none, or it may not be used. */
@@ -44,6 +47,12 @@ static const char *graph_way(const td_kernel *k) { return is_gradient(k) ? "atte
 static bool choose_own(td_context *td, const td_kernel *k, attention_way *way, td_preparation *out)
 {
     bool backward = is_gradient(k);
+    if (is_whole(td, k)) {
+        way->run = td_attention_gradient_whole;
+        out->way = "attention_gradient of whole heads by tensor cores";
+        out->workspace_bytes = 0;
+        return true;
+    }
     if (td_attention_tensor_serves(k)) {
         way->run = backward ? td_attention_gradient_tensor : td_attention_tensor;
         out->way = backward ? "attention_gradient by tensor cores" : "attention by tensor cores";
