@@ -1,8 +1,8 @@
 /* Attention's backward for heads that fit into a multiprocessor's shared memory whole: 16-bit ones of up to 64 columns, 256 queries and 256
  * keys, which no other head shares. Every mask, and dropout by global index.
  *
- * A block has one head of one sequence, a warp GROUPS times 16 keys of it, whose dk and dv stay in its registers. Queries come in steps of
- * STEP: each warp makes the scores of its keys once, adds to dk and dv, and leaves the scores' gradient in shared memory, rounded to
+ * A block has one head of one sequence, a warp two groups of 16 keys of it, whose dk and dv stay in its registers: one from either end, since
+ * under a causal mask the first keys have the most to do and the last the least. Queries come in steps of STEP: each warp makes the scores of its keys once, adds to dk and dv, and leaves the scores' gradient in shared memory, rounded to
  * the operands' dtype; then the warps share out the step's dq among them, whose sums go over the keys in order. So a rerun gives the
  * same bits. Two tiles of scores' gradients take turns, which leaves one barrier a step.
  */
@@ -11,16 +11,21 @@
 enum {
     PART = 32,                                /* queries whose scores a warp has at a time */
     STEP = 2 * PART,                          /* queries between two barriers */
-    GROUPS = 2,                               /* of 16 keys a warp */
-    OWN = 16 * GROUPS,                        /* keys a warp */
+    GROUP = 16,                               /* keys */
+    GROUPS = 2,                               /* a warp */
+    OWN = GROUP * GROUPS,                     /* keys a warp */
     MOST_WARPS = 8,
     MOST_ROWS = 256,                          /* of queries and of keys */
     WIDEST = 64,
     SLOPE_ROW = STEP + 8,                     /* elements a key of a tile of scores' gradients; eight rows lie in different banks */
 };
 
-/* The first of this warp's keys. */
-static __device__ __forceinline__ int first_key(void) { return threadIdx.x / 32 * OWN; }
+/* The first key of this warp's group g. */
+static __device__ __forceinline__ int first_key(int g)
+{
+    int warp = threadIdx.x / 32, groups = blockDim.x / 32 * GROUPS;
+    return GROUP * (g == 0 ? warp : groups - 1 - warp);
+}
 
 static __host__ __device__ __forceinline__ int whole_parts(int64_t rows) { return (int)((rows + PART - 1) / PART) * PART; }
 
@@ -101,7 +106,7 @@ template <typename T, int D> static __device__ __forceinline__ void find_sums(co
 
 /* ---- Masks */
 
-/* The keys of all warps that have one which a query of the part sees. */
+/* The keys that queries of the part see, and those beside them in their groups, in twos. */
 static __device__ __forceinline__ keys_range keys_of_part(const flash &f, int64_t sequence, int64_t part, int64_t limit)
 {
     if (part >= f.at.rows) return { 0, 0 };
@@ -110,27 +115,28 @@ static __device__ __forceinline__ keys_range keys_of_part(const flash &f, int64_
     return { range.begin, (range.end + OWN - 1) / OWN * OWN };
 }
 
+static __device__ __forceinline__ bool is_among(keys_range seen, int key) { return key >= seen.begin && key < seen.end; }
+
 /* ---- Products */
 
-/* Scores of this warp's keys, and the slopes of the kept weights: a key a row, a query of a part a column. */
-template <typename T, int D>
+/* Scores of COUNT of this warp's groups of keys, from group FIRST on, and the slopes of the kept weights: a key a row, a query of a part a column. */
+template <typename T, int D, int FIRST, int COUNT>
 static __device__ __forceinline__ void multiply_part(float (*s)[PART / 8][4], float (*dp)[PART / 8][4], const whole_head<T, D> &h, int part)
 {
-    int own = first_key();
 #pragma unroll
-    for (int g = 0; g < GROUPS; g++) {
+    for (int g = 0; g < COUNT; g++) {
         clear<PART / 8>(s[g]);
         clear<PART / 8>(dp[g]);
     }
 #pragma unroll
     for (int k = 0; k < D / 16; k++) {
-        uint32_t a[GROUPS][4];
+        uint32_t a[COUNT][4];
 #pragma unroll
-        for (int g = 0; g < GROUPS; g++) first_operand<T, 2 * D>(a[g], h.keys, plain_row(own + 16 * g), k);
-        by_rows<T, 2 * D, PART, GROUPS>(s, a, h.q + part * h.ROW, k);
+        for (int g = 0; g < COUNT; g++) first_operand<T, 2 * D>(a[g], h.keys, plain_row(first_key(FIRST + g)), k);
+        by_rows<T, 2 * D, PART, COUNT>(s, a, h.q + part * h.ROW, k);
 #pragma unroll
-        for (int g = 0; g < GROUPS; g++) first_operand<T, 2 * D>(a[g], h.v, plain_row(own + 16 * g), k);
-        by_rows<T, 2 * D, PART, GROUPS>(dp, a, h.dy + part * h.ROW, k);
+        for (int g = 0; g < COUNT; g++) first_operand<T, 2 * D>(a[g], h.v, plain_row(first_key(FIRST + g)), k);
+        by_rows<T, 2 * D, PART, COUNT>(dp, a, h.dy + part * h.ROW, k);
     }
 }
 
@@ -143,23 +149,23 @@ template <typename T> static __device__ __forceinline__ void store_slopes(T *to,
         *(uint32_t *)(to + (lane / 4 + i % 2 * 8) * SLOPE_ROW + 16 * k + i / 2 * 8 + 2 * (lane % 4)) = a[i];
 }
 
-/* What a part of the queries adds to dk and dv of this warp's keys; the scores' gradient goes to `slopes`, at the part's column. */
-template <typename T, int D, bool DROPS>
+/* What a part of the queries adds to dk and dv of those keys; the scores' gradient goes to `slopes`, at the part's column. */
+template <typename T, int D, bool DROPS, int FIRST, int COUNT>
 static __device__ __forceinline__ void add_part(float (*sum_k)[D / 8][4], float (*sum_v)[D / 8][4], const whole_head<T, D> &h, T *slopes,
                                                 const flash &f, place at, int part, td_device_random random)
 {
     int lane = threadIdx.x % 32;
     int64_t offset = position_of(f, at.sequence, 0), limit = keys_of(f, at.sequence);
     uint64_t draw = DROPS ? draw_of(f, at.sequence, at.head, part + td_query_of_lane(lane)) : 0;
-    uint32_t drawn[GROUPS];
+    uint32_t drawn[COUNT];
 #pragma unroll
-    for (int g = 0; g < GROUPS; g++) drawn[g] = DROPS ? sixteen_kept(f, random, draw + first_key() + 16 * g) : 0;
-    float s[GROUPS][PART / 8][4], dp[GROUPS][PART / 8][4];
-    multiply_part<T, D>(s, dp, h, part);
-    uint32_t weights[PART / 16][GROUPS][4], slope[PART / 16][GROUPS][4];
+    for (int g = 0; g < COUNT; g++) drawn[g] = DROPS ? sixteen_kept(f, random, draw + first_key(FIRST + g)) : 0;
+    float s[COUNT][PART / 8][4], dp[COUNT][PART / 8][4];
+    multiply_part<T, D, FIRST, COUNT>(s, dp, h, part);
+    uint32_t weights[PART / 16][COUNT][4], slope[PART / 16][COUNT][4];
 #pragma unroll
-    for (int g = 0; g < GROUPS; g++) {
-        int first = first_key() + 16 * g;
+    for (int g = 0; g < COUNT; g++) {
+        int first = first_key(FIRST + g);
         slopes_of_keys<PART, DROPS>(f, s[g], dp[g], h.log_sum + part, h.inner + part, first + lane / 4, offset, part, limit, drawn[g]);
 #pragma unroll
         for (int k = 0; k < PART / 16; k++) {
@@ -170,8 +176,8 @@ static __device__ __forceinline__ void add_part(float (*sum_k)[D / 8][4], float 
     }
 #pragma unroll
     for (int k = 0; k < PART / 16; k++) {
-        by_columns<T, D, GROUPS, whole_head<T, D>::ROW>(sum_v, weights[k], h.dy + part * h.ROW, k);
-        by_columns<T, D, GROUPS, whole_head<T, D>::ROW>(sum_k, slope[k], h.q + part * h.ROW, k);
+        by_columns<T, D, COUNT, whole_head<T, D>::ROW>(sum_v + FIRST, weights[k], h.dy + part * h.ROW, k);
+        by_columns<T, D, COUNT, whole_head<T, D>::ROW>(sum_k + FIRST, slope[k], h.q + part * h.ROW, k);
     }
 }
 
@@ -226,7 +232,7 @@ static __device__ __forceinline__ void store_keys(void *dk, void *dv, bool wide,
 {
 #pragma unroll
     for (int r = 0; r < 2 * GROUPS; r++) {
-        int64_t key = first_key() + 8 * r + threadIdx.x % 32 / 4;
+        int64_t key = first_key(r / 2) + r % 2 * 8 + threadIdx.x % 32 / 4;
         if (key >= f.at.keys) continue;
         store_row<T, D>(dk, wide, element(f.at.dk, at.sequence, at.head, key), sum_k[r / 2], r % 2, f.scale, (int)f.at.depth);
         store_row<T, D>(dv, wide, element(f.at.dv, at.sequence, at.head, key), sum_v[r / 2], r % 2, 1, (int)f.at.depth);
@@ -288,8 +294,10 @@ static __global__ void __launch_bounds__(WARPS * 32, MOST_WARPS / WARPS)
         for (int half = 0; half < 2; half++) {
             int part = step + half * PART;
             keys_range seen = keys_of_part(f, at.sequence, part, limit);
-            if (first_key() >= seen.begin && first_key() < seen.end)
-                add_part<T, D, DROPS>(sum_k, sum_v, h, slopes + half * PART, f, at, part, random);
+            bool low = is_among(seen, first_key(0)), high = is_among(seen, first_key(1));
+            if (low && high) add_part<T, D, DROPS, 0, 2>(sum_k, sum_v, h, slopes + half * PART, f, at, part, random);
+            else if (low) add_part<T, D, DROPS, 0, 1>(sum_k, sum_v, h, slopes + half * PART, f, at, part, random);
+            else if (high) add_part<T, D, DROPS, 1, 1>(sum_k, sum_v, h, slopes + half * PART, f, at, part, random);
         }
         td_copies_wait<0>(); /* what the steps after the first need */
         __syncthreads();

@@ -1,11 +1,12 @@
 /* Attention on a GPU: which kernel computes a call is chosen when it is planned.
  *
- *     whole heads   the gradient of 16-bit heads of up to 64 columns, 256 queries and 256 keys (attention_whole.cu)
+ *     whole heads   the gradient of 16-bit heads of up to 64 columns, 256 queries and 256 keys (attention_whole.cu); where cuDNN could, too, if
+ *                   there is a head for each multiprocessor
  *     cuDNN         other 16-bit operands without dropout, lengths, positions or window, where it has a plan (attention_graph.h)
  *     tensor cores  other 16-bit heads of up to 128 columns, in eights: dropout, every mask (attention_tensor.cu)
  *     general       everything else, in f32 arithmetic (attention.cu)
  *
- * cuDNN sums dq in no fixed order, so contexts that want the same bits run after run get the gradient from the tensor cores.
+ * cuDNN sums dq in no fixed order, so contexts that want the same bits run after run get no gradient from it.
  */
 #include "core/device_cuda.h"
 #include "core/ops/attention_graph.h"
@@ -19,11 +20,18 @@ static bool is_gradient(const td_kernel *k) { return k->op == &td_op_attention_g
 
 static bool is_whole(const td_context *td, const td_kernel *k) { return is_gradient(k) && td_attention_whole_serves(td, k); }
 
+/* A block has a whole head, where cuDNN's share out the keys of one: with few heads it is the faster. */
+static bool fills_gpu(const td_context *td, const td_kernel *k)
+{
+    td_attention_layout at = td_attention_layout_of(k);
+    return at.batch * at.heads >= td->gpu.multiprocessors;
+}
+
 /* Whether cuDNN may compute it, if it has a plan. */
 static bool may_be_graph(const td_context *td, const td_kernel *k)
 {
     bool repeatable = !is_gradient(k) || !td->options.deterministic;
-    return repeatable && !is_whole(td, k) && td_attention_graph_serves(k);
+    return repeatable && !(is_whole(td, k) && fills_gpu(td, k)) && td_attention_graph_serves(k);
 }
 
 /* NULL: there is none, or it may not be used. */
