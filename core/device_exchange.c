@@ -188,21 +188,22 @@ bool td_exchange_read(td_context *td, td_exchange *x, td_span of)
     return good;
 }
 
-/* Waits until nothing reads the set any more, for this run to use it. */
-static bool take(td_context *td, td_exchange *x, td_exchange_set *s)
+/* Waits until nothing reads the host's side of the set any more. *done: nothing on the device does either, as is known. */
+static bool take(td_context *td, td_exchange *x, td_exchange_set *s, bool *done)
 {
-    bool free = s->used_by <= x->done_by || wait_for(td, s->read_late ? s->done : s->copied);
+    *done = s->used_by <= x->done_by;
     s->used_by = td->runs;
-    return free;
+    return *done || wait_for(td, s->read_late ? s->done : s->copied);
 }
 
 bool td_exchange_send(td_context *td, td_exchange *x, cudaStream_t stream, const td_planned *plan)
 {
     td_exchange_set *s = current(td, x);
     int64_t filled;
-    if (!take(td, x, s)) return false;
+    bool done;
+    if (!take(td, x, s, &done)) return false;
     s->read_late = plan->host_tasks;
-    return td_cuda_ok(td, cudaStreamWaitEvent(x->copies, s->done, 0), "waiting for an earlier step") && fill(td, x, plan, s, &filled) &&
+    return (done || td_cuda_ok(td, cudaStreamWaitEvent(x->copies, s->done, 0), "waiting for an earlier step")) && fill(td, x, plan, s, &filled) &&
            copy(td, x, s->inputs, s->pinned, set_bytes(filled)) &&
            td_cuda_ok(td, cudaEventRecord(s->copied, x->copies), "recording an event") &&
            td_cuda_ok(td, cudaStreamWaitEvent(stream, s->copied, 0), "waiting for inputs");
