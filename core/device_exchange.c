@@ -115,50 +115,58 @@ static const char *read_by_gpu(const td_context *td, const td_planned *plan, con
     return data && block->bytes && !plan->host_tasks && td_is_input_memory(td, data, block->bytes) ? data : NULL;
 }
 
+/* Writes what comes from `pinned`; how many bytes of it, behind the numbers of the run. */
+static int64_t fill(td_context *td, td_exchange *x, const td_planned *plan, td_exchange_set *s)
+{
+    int64_t filled = plan->scalar_bytes;
+    *(td_cuda_run *)s->pinned = (td_cuda_run){ .seed = td->run.seed, .update = td->run.update, .micro = td->run.micro };
+    for (uint32_t i = 0; i < plan->given_count; i++) {
+        const td_block *block = &plan->blocks[plan->given[i]];
+        const td_slot *slot = block->kind == TD_BLOCK_SLOT ? &td->slots[block->index] : NULL;
+        char *to = s->pinned + TD_GPU_ALIGN + block->offset;
+        if (!slot && s->filled_for != plan->number) write_constant(plan, block, to);
+        if (slot && !slot->data) memcpy(to, &slot->f32, sizeof slot->f32);
+        if (!slot || !slot->data || read_by_gpu(td, plan, block)) continue;
+        copy_input(td, x, to, slot->data, block->bytes);
+        filled = plan->slot_bytes;
+    }
+    s->filled_for = plan->number;
+    return filled;
+}
+
 static bool copy(td_context *td, td_exchange *x, char *to, const void *from, int64_t bytes)
 {
     return td_cuda_ok(td, cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyHostToDevice, x->copies), "copying inputs");
 }
 
-/* One copy of inputs that lie behind each other in the caller's memory and on the device, as a loader has those of a batch. */
+/* Inputs that lie behind each other in one memory of the caller's and on the device, as a loader has those of a batch: one copy. */
 typedef struct reading {
     char *to;
     const char *from;
     int64_t bytes;
 } reading;
 
-static bool read_on(td_context *td, td_exchange *x, td_exchange_set *s, reading *r, char *to, const char *from, int64_t bytes)
+static bool follows(const td_context *td, const reading *r, const reading *next)
 {
-    uintptr_t begin = (uintptr_t)from, end = begin + (uintptr_t)bytes;
-    bool follows = r->bytes && to == r->to + r->bytes && from == r->from + r->bytes, good = true;
-    s->read = (td_span){ begin < s->read.begin ? begin : s->read.begin, end > s->read.end ? end : s->read.end };
-    if (!follows && r->bytes) good = copy(td, x, r->to, r->from, r->bytes);
-    *r = follows ? (reading){ r->to, r->from, r->bytes + bytes } : (reading){ to, from, bytes };
-    return good;
+    return r->bytes && next->to == r->to + r->bytes && next->from == r->from + r->bytes && td_is_input_memory(td, r->from, r->bytes + next->bytes);
 }
 
-/* Writes what comes from `pinned`, and puts on its way what the GPU reads from where the caller has it. *filled: the bytes of the former,
- * behind the numbers of the run. */
-static bool fill(td_context *td, td_exchange *x, const td_planned *plan, td_exchange_set *s, int64_t *filled)
+/* What the GPU reads from where the caller has it; behind what comes from `pinned`, which may be written over the same places. */
+static bool copy_read(td_context *td, td_exchange *x, const td_planned *plan, td_exchange_set *s)
 {
     reading r = { .bytes = 0 };
     bool good = true;
     s->read = (td_span){ UINTPTR_MAX, 0 };
-    *filled = plan->scalar_bytes;
-    *(td_cuda_run *)s->pinned = (td_cuda_run){ .seed = td->run.seed, .update = td->run.update, .micro = td->run.micro };
     for (uint32_t i = 0; i < plan->given_count && good; i++) {
         const td_block *block = &plan->blocks[plan->given[i]];
-        const td_slot *slot = block->kind == TD_BLOCK_SLOT ? &td->slots[block->index] : NULL;
-        const char *read = read_by_gpu(td, plan, block);
-        int64_t at = TD_GPU_ALIGN + block->offset;
-        if (!slot && s->filled_for != plan->number) write_constant(plan, block, s->pinned + at);
-        if (slot && !slot->data) memcpy(s->pinned + at, &slot->f32, sizeof slot->f32);
-        if (read) good = read_on(td, x, s, &r, s->inputs + at, read, block->bytes);
-        if (read || !slot || !slot->data) continue;
-        copy_input(td, x, s->pinned + at, slot->data, block->bytes);
-        *filled = plan->slot_bytes;
+        reading next = { s->inputs + TD_GPU_ALIGN + block->offset, read_by_gpu(td, plan, block), block->bytes };
+        if (!next.from) continue;
+        uintptr_t begin = (uintptr_t)next.from, end = begin + (uintptr_t)next.bytes;
+        s->read = (td_span){ begin < s->read.begin ? begin : s->read.begin, end > s->read.end ? end : s->read.end };
+        bool joined = follows(td, &r, &next);
+        if (!joined && r.bytes) good = copy(td, x, r.to, r.from, r.bytes);
+        r = joined ? (reading){ r.to, r.from, r.bytes + next.bytes } : next;
     }
-    s->filled_for = plan->number;
     return good && (!r.bytes || copy(td, x, r.to, r.from, r.bytes));
 }
 
@@ -199,12 +207,12 @@ static bool take(td_context *td, td_exchange *x, td_exchange_set *s, bool *done)
 bool td_exchange_send(td_context *td, td_exchange *x, cudaStream_t stream, const td_planned *plan)
 {
     td_exchange_set *s = current(td, x);
-    int64_t filled;
     bool done;
     if (!take(td, x, s, &done)) return false;
     s->read_late = plan->host_tasks;
-    return (done || td_cuda_ok(td, cudaStreamWaitEvent(x->copies, s->done, 0), "waiting for an earlier step")) && fill(td, x, plan, s, &filled) &&
-           copy(td, x, s->inputs, s->pinned, set_bytes(filled)) &&
+    int64_t filled = fill(td, x, plan, s);
+    return (done || td_cuda_ok(td, cudaStreamWaitEvent(x->copies, s->done, 0), "waiting for an earlier step")) &&
+           copy(td, x, s->inputs, s->pinned, set_bytes(filled)) && copy_read(td, x, plan, s) &&
            td_cuda_ok(td, cudaEventRecord(s->copied, x->copies), "recording an event") &&
            td_cuda_ok(td, cudaStreamWaitEvent(stream, s->copied, 0), "waiting for inputs");
 }

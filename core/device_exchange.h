@@ -22,7 +22,7 @@ typedef struct td_exchange_set {
     uint64_t *outputs;                        /* pinned, TD_LANDED of them; the device writes there */
     cudaEvent_t copied, done;                 /* the inputs; the step */
     bool read_late;                           /* the step's own calls read `pinned`, too: those of the host */
-    int64_t used_by;                          /* the last run that did, of td->runs */
+    int64_t used_by;                          /* the last run that used the set, of td->runs */
 } td_exchange_set;
 
 typedef struct td_exchange {

@@ -6,6 +6,7 @@
 
 #include <dnnl.h>
 #include <omp.h>
+#include <stdlib.h>
 
 struct td_onednn {
     td_context *td;
@@ -37,10 +38,10 @@ static bool checked(td_context *td, dnnl_status_t status, const char *what)
 }
 
 /* oneDNN 2's products on AMX end the process for some shapes, among them bf16 ones with an odd inner size (SIGILL; oneDNN issue 1661, gone in 3):
- * it is to do without. Not heeded where somebody has used the library before, who has chosen then. */
+ * it is to do without, where the user has not said what it is to do with. Not heeded where somebody has used the library before. */
 static void leave_out_amx(void)
 {
-    dnnl_set_max_cpu_isa(dnnl_cpu_isa_avx512_core_bf16);
+    if (!getenv("DNNL_MAX_CPU_ISA") && !getenv("ONEDNN_MAX_CPU_ISA")) dnnl_set_max_cpu_isa(dnnl_cpu_isa_avx512_core_bf16);
 }
 
 struct td_onednn *td_onednn_open(td_context *td)
