@@ -4,7 +4,7 @@
  * Dropout has eight consecutive keys in a block. So the rows of a tile of keys lie in another order in shared memory: with n = 4 a + m the
  * column above is key 32 a + 8 (l % 4) + 2 m + i, and a lane has the eight keys of two blocks of a row.
  *
- * Where keys are rows, four of dk's and dv's warps have 16 keys each in their order, two blocks for a query; the eight lanes that have
+ * Where keys are rows, for dk and dv, 16 keys in their order are two blocks for a query; the eight lanes that have
  * a query's columns in common make them for one query each, td_query_of_lane, and tell the others which keys are kept, a bit a key.
  */
 #ifndef TANDEM_CORE_OPS_ATTENTION_LANES_H

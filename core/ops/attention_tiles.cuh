@@ -1,5 +1,5 @@
-/* Tiles of attention's kernels for tensor cores: rows of heads in shared memory as operands of products, what a row sees of a tile, and
- * what dropout makes of it.
+/* Tiles of attention's kernels for tensor cores: rows of heads in shared memory as operands of products, what a row sees of a tile, what
+ * dropout makes of it, and what the kernels of the backward share.
  *
  * Dropout: a block of random numbers serves eight consecutive keys, which attention_lanes.h gives to one lane, where rows begin at
  * multiples of eight of the draw; else a lane makes two for eight keys.

@@ -2,9 +2,10 @@
  * keys, which no other head shares. Every mask, and dropout by global index.
  *
  * A block has one head of one sequence, a warp two groups of 16 keys of it, whose dk and dv stay in its registers: one from either end, since
- * under a causal mask the first keys have the most to do and the last the least. Queries come in steps of STEP: each warp makes the scores of its keys once, adds to dk and dv, and leaves the scores' gradient in shared memory, rounded to
- * the operands' dtype; then the warps share out the step's dq among them, whose sums go over the keys in order. So a rerun gives the
- * same bits. Two tiles of scores' gradients take turns, which leaves one barrier a step.
+ * under a causal mask the first keys have the most to do and the last the least. Queries come in steps of STEP: each warp makes the scores of
+ * its keys once, adds to dk and dv, and leaves the scores' gradient in shared memory, rounded to the operands' dtype; then the warps share out
+ * the step's dq among them, whose sums go over the keys in order. So a rerun gives the same bits. Two tiles of scores' gradients take turns,
+ * which leaves one barrier a step.
  */
 #include "core/ops/attention_tiles.cuh"
 
@@ -303,6 +304,7 @@ static __global__ void __launch_bounds__(WARPS * 32, MOST_WARPS / WARPS)
         __syncthreads();
         store_dq<T, D, D / (WARPS / 2)>(dq, wide, h, slopes, f, at, step);
     }
+    td_copies_wait<0>(); /* of what has no queries */
     store_keys<T, D>(dk, dv, wide, sum_k, sum_v, f, at);
 }
 
@@ -311,7 +313,7 @@ static __global__ void __launch_bounds__(WARPS * 32, MOST_WARPS / WARPS)
 extern "C" bool td_attention_whole_serves(const td_context *td, const td_kernel *k)
 {
     td_attention_layout at = td_attention_layout_of(k);
-    bool has_room = td->gpu.major == 9 || td->gpu.major == 10; /* 227 KiB of shared memory a block; others have less */
+    bool has_room = td->gpu.major == 9 || td->gpu.major == 10; /* 227 KiB of shared memory a block, as few others have */
     bool sizes = at.depth <= WIDEST && at.rows <= MOST_ROWS && at.keys <= MOST_ROWS && at.heads == at.shared;
     return has_room && sizes && td_attention_tensor_serves(k);
 }

@@ -1,7 +1,7 @@
 /* Attention on a GPU: which kernel computes a call is chosen when it is planned.
  *
- *     whole heads   the gradient of 16-bit heads of up to 64 columns, 256 queries and 256 keys (attention_whole.cu); where cuDNN could, too, if
- *                   there is a head for each multiprocessor
+ *     whole heads   the gradient of 16-bit heads of up to 64 columns, 256 queries and 256 keys of their own, on GPUs with the shared memory for it
+ *                   (attention_whole.cu); where cuDNN could, too, if there is a head for each multiprocessor
  *     cuDNN         other 16-bit operands without dropout, lengths, positions or window, where it has a plan (attention_graph.h)
  *     tensor cores  other 16-bit heads of up to 128 columns, in eights: dropout, every mask (attention_tensor.cu)
  *     general       everything else, in f32 arithmetic (attention.cu)
