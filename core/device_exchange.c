@@ -115,10 +115,9 @@ static const char *read_by_gpu(const td_context *td, const td_planned *plan, con
     return data && block->bytes && !plan->host_tasks && td_is_input_memory(td, data, block->bytes) ? data : NULL;
 }
 
-/* Writes what comes from `pinned`; how many bytes of it, behind the numbers of the run. */
-static int64_t fill(td_context *td, td_exchange *x, const td_planned *plan, td_exchange_set *s)
+/* Writes what comes from `pinned`: all but what the GPU reads from where the caller has it. */
+static void fill(td_context *td, td_exchange *x, const td_planned *plan, td_exchange_set *s)
 {
-    int64_t filled = plan->scalar_bytes;
     *(td_cuda_run *)s->pinned = (td_cuda_run){ .seed = td->run.seed, .update = td->run.update, .micro = td->run.micro };
     for (uint32_t i = 0; i < plan->given_count; i++) {
         const td_block *block = &plan->blocks[plan->given[i]];
@@ -126,48 +125,57 @@ static int64_t fill(td_context *td, td_exchange *x, const td_planned *plan, td_e
         char *to = s->pinned + TD_GPU_ALIGN + block->offset;
         if (!slot && s->filled_for != plan->number) write_constant(plan, block, to);
         if (slot && !slot->data) memcpy(to, &slot->f32, sizeof slot->f32);
-        if (!slot || !slot->data || read_by_gpu(td, plan, block)) continue;
-        copy_input(td, x, to, slot->data, block->bytes);
-        filled = plan->slot_bytes;
+        if (slot && slot->data && !read_by_gpu(td, plan, block)) copy_input(td, x, to, slot->data, block->bytes);
     }
     s->filled_for = plan->number;
-    return filled;
 }
 
-static bool copy(td_context *td, td_exchange *x, char *to, const void *from, int64_t bytes)
-{
-    return td_cuda_ok(td, cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyHostToDevice, x->copies), "copying inputs");
-}
-
-/* Inputs that lie behind each other in one memory of the caller's and on the device, as a loader has those of a batch: one copy. */
-typedef struct reading {
+/* Of what a copy brings. */
+typedef struct piece {
     char *to;
     const char *from;
     int64_t bytes;
-} reading;
+} piece;
 
-static bool follows(const td_context *td, const reading *r, const reading *next)
+static bool copy(td_context *td, td_exchange *x, const piece *p)
 {
-    return r->bytes && next->to == r->to + r->bytes && next->from == r->from + r->bytes && td_is_input_memory(td, r->from, r->bytes + next->bytes);
+    return td_cuda_ok(td, cudaMemcpyAsync(p->to, p->from, (size_t)p->bytes, cudaMemcpyHostToDevice, x->copies), "copying inputs");
 }
 
-/* What the GPU reads from where the caller has it; behind what comes from `pinned`, which may be written over the same places. */
-static bool copy_read(td_context *td, td_exchange *x, const td_planned *plan, td_exchange_set *s)
+static bool is_pinned(const td_exchange_set *s, const piece *p)
 {
-    reading r = { .bytes = 0 };
+    return (uintptr_t)p->from - (uintptr_t)s->pinned == (uintptr_t)(p->to - s->inputs);
+}
+
+/* Whether one copy does both: they are next to one another on the device, and so in one memory of the host's, as the inputs of a loader's
+ * batch are. */
+static bool follows(const td_context *td, const td_exchange_set *s, const piece *before, const piece *next)
+{
+    int64_t further = td_round_up(before->bytes, TD_GPU_ALIGN);
+    bool beside = next->to == before->to + further && (uintptr_t)next->from == (uintptr_t)before->from + (uintptr_t)further;
+    bool pinned = is_pinned(s, before) && is_pinned(s, next);
+    return beside && (pinned || td_is_input_memory(td, before->from, further + next->bytes));
+}
+
+/* The numbers of the run and what lies before the inputs, then these, each from where it is. */
+static bool copy_all(td_context *td, td_exchange *x, const td_planned *plan, td_exchange_set *s)
+{
+    piece now = { s->inputs, s->pinned, set_bytes(plan->scalar_bytes) };
     bool good = true;
     s->read = (td_span){ UINTPTR_MAX, 0 };
     for (uint32_t i = 0; i < plan->given_count && good; i++) {
         const td_block *block = &plan->blocks[plan->given[i]];
-        reading next = { s->inputs + TD_GPU_ALIGN + block->offset, read_by_gpu(td, plan, block), block->bytes };
-        if (!next.from) continue;
-        uintptr_t begin = (uintptr_t)next.from, end = begin + (uintptr_t)next.bytes;
-        s->read = (td_span){ begin < s->read.begin ? begin : s->read.begin, end > s->read.end ? end : s->read.end };
-        bool joined = follows(td, &r, &next);
-        if (!joined && r.bytes) good = copy(td, x, r.to, r.from, r.bytes);
-        r = joined ? (reading){ r.to, r.from, r.bytes + next.bytes } : next;
+        int64_t at = TD_GPU_ALIGN + block->offset;
+        if (block->kind != TD_BLOCK_SLOT || !td->slots[block->index].data || !block->bytes) continue;
+        const char *read = read_by_gpu(td, plan, block);
+        piece next = { s->inputs + at, read ? read : s->pinned + at, block->bytes };
+        uintptr_t begin = (uintptr_t)read, end = begin + (uintptr_t)block->bytes;
+        if (read) s->read = (td_span){ begin < s->read.begin ? begin : s->read.begin, end > s->read.end ? end : s->read.end };
+        bool joined = follows(td, s, &now, &next);
+        if (!joined) good = copy(td, x, &now);
+        now = joined ? (piece){ now.to, now.from, next.to + next.bytes - now.to } : next;
     }
-    return good && (!r.bytes || copy(td, x, r.to, r.from, r.bytes));
+    return good && copy(td, x, &now);
 }
 
 /* The host is as far ahead as it may be, or needs memory again, until the event has come. */
@@ -210,9 +218,8 @@ bool td_exchange_send(td_context *td, td_exchange *x, cudaStream_t stream, const
     bool done;
     if (!take(td, x, s, &done)) return false;
     s->read_late = plan->host_tasks;
-    int64_t filled = fill(td, x, plan, s);
-    return (done || td_cuda_ok(td, cudaStreamWaitEvent(x->copies, s->done, 0), "waiting for an earlier step")) &&
-           copy(td, x, s->inputs, s->pinned, set_bytes(filled)) && copy_read(td, x, plan, s) &&
+    fill(td, x, plan, s);
+    return (done || td_cuda_ok(td, cudaStreamWaitEvent(x->copies, s->done, 0), "waiting for an earlier step")) && copy_all(td, x, plan, s) &&
            td_cuda_ok(td, cudaEventRecord(s->copied, x->copies), "recording an event") &&
            td_cuda_ok(td, cudaStreamWaitEvent(stream, s->copied, 0), "waiting for inputs");
 }
