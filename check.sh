@@ -192,7 +192,7 @@ elif [ "${1-}" = --all ]; then
     if command -v slurmctld >/dev/null && command -v munged >/dev/null && [ "$(id -u)" -eq 0 ]; then
         stage "ranks under Slurm, on a cluster of its own" tests/slurm.sh build || true
     else
-        echo "skipped: tests/slurm.sh needs root and Debian's packages slurm-wlm and munge"
+        echo "skipped: tests/slurm.sh needs root and Debian's packages slurm-wlm, munge and libpmix-dev"
     fi
 else
     sanitized_gcc

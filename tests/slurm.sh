@@ -2,7 +2,8 @@
 # Proves that ranks meet under Slurm: brings up a cluster of two nodes on this machine, of daemons and files of its own, runs
 # what users run on it, srun, sbatch and scancel, and takes it down.
 #
-#     tests/slurm.sh [BUILD]             as root, with Debian's packages slurm-wlm and munge; BUILD (build) has bin/mlp
+#     tests/slurm.sh [BUILD]             as root, with Debian's packages slurm-wlm, munge and libpmix-dev; BUILD (build) has
+#                                    bin/mlp
 #
 # The nodes are two slurmd with one name and one /dev/shm, which Open MPI's shared memory takes for one host's under srun, but not
 # under mpirun: mpirun stays on one of them here.
@@ -16,8 +17,9 @@ die()
 }
 [ "$(id -u)" -eq 0 ] || die "starting tasks as slurmd does needs root: run it with sudo."
 for program in munged slurmctld slurmd srun; do
-    command -v $program >/dev/null || die "$program is missing: apt-get install slurm-wlm munge"
+    command -v $program >/dev/null || die "$program is missing: apt-get install slurm-wlm munge libpmix-dev"
 done
+compgen -G "/usr/lib/*/pmix2/lib/libpmix.so" >/dev/null || die "srun --mpi=pmix lacks libpmix.so: apt-get install libpmix-dev"
 mlp=$(realpath "${1:-build}/bin/mlp")
 [ -x "$mlp" ] || die "there is no $mlp: build it first, or name a build folder."
 
