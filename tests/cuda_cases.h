@@ -60,10 +60,9 @@ static outcome outcome_changed(td_context *td, const td_op *op, const td_case *c
 {
     outcome o = { .count = 0 };
     case_data d = data_from(c, start);
-    double noise = how.noise;
     if (how.lost && d.elements[how.lost - 1]) d.values[how.lost - 1][d.elements[how.lost - 1] / 2] = NAN;
-    for (int i = 0; i < d.inputs && noise > 0; i++)
-        for (int64_t e = 0; e < d.elements[i]; e++) d.values[i][e] *= 1 + noise * check_normal(start + NOISE + (uint64_t)e);
+    for (int i = 0; i < d.inputs && how.noise > 0; i++)
+        for (int64_t e = 0; e < d.elements[i]; e++) d.values[i][e] *= 1 + how.noise * check_normal(start + NOISE + (uint64_t)e);
     td_tensor keep[1 + INPUTS];
     for (int r = 0; r < runs; r++) {
         record_case(td, op, c, &d, dtype, keep);

@@ -462,8 +462,8 @@ START_TEST(test_rows_are_reduced_as_the_cpu_does)
                 const td_arg *out = &s->out[c->full + o];
                 double got = joined(s, o, row), want;
                 td_load_f64(&want, out->dtype, (char *)s->want[c->full + o] + row * td_dtype_size(out->dtype), 1);
-                ck_assert_msg(o % 2 ? got == want : fabs(got - want) <= 4 * 0x1p-24 * sqrt(elements) * want, "%s: reduction %d, row %d is %.9g, not %.9g", c->note, o, (int)row,
-                              got, want);
+                bool near = o % 2 ? got == want : fabs(got - want) <= 4 * 0x1p-24 * sqrt(elements) * want;
+                ck_assert_msg(near, "%s: reduction %d, row %d is %.9g, not %.9g", c->note, o, (int)row, got, want);
             }
     }
     close_all(samples, ROW_CASES);

@@ -193,7 +193,8 @@ START_TEST(test_f16_steps_that_overflow_are_left_out_as_on_the_cpu)
 END_TEST
 
 TESTS("kernels_on_host", test_threads_that_do_not_meet_are_found, test_copies_are_there_when_they_were_waited_for,
-      test_operations_equal_the_cpu_in_poisoned_memory, test_no_number_is_made_of_what_is_none, test_operations_of_empty_operands_write_all_they_give, test_attention_in_16_bits_is_that_in_f32, test_masks_in_chains_are_the_cpus,
+      test_operations_equal_the_cpu_in_poisoned_memory, test_no_number_is_made_of_what_is_none,
+      test_operations_of_empty_operands_write_all_they_give, test_attention_in_16_bits_is_that_in_f32, test_masks_in_chains_are_the_cpus,
       test_norms_that_add_and_narrow_equal_the_cpu, test_products_with_epilogues_are_the_cpus,
       test_a_loss_with_its_gradient_equals_the_cpu, test_losses_of_16_bits_equal_the_cpu, test_curves_equal_the_cpu,
       test_a_replayed_step_allocates_nothing_and_is_a_graph,

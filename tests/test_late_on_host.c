@@ -322,6 +322,6 @@ START_TEST(test_a_late_stream_runs_what_the_host_waits_for)
 }
 END_TEST
 
-TESTS("late_on_host", test_memory_that_is_no_inputs_is_free_behind_the_step, test_one_input_may_be_read_and_another_copied, test_inputs_memory_is_free_when_it_was_waited_for,
-      test_inputs_memory_is_read_late, test_what_the_host_computes_reads_its_own_step, test_a_loader_writes_what_has_been_read,
+TESTS("late_on_host", test_memory_that_is_no_inputs_is_free_behind_the_step, test_one_input_may_be_read_and_another_copied,
+      test_inputs_memory_is_free_when_it_was_waited_for, test_inputs_memory_is_read_late, test_what_the_host_computes_reads_its_own_step, test_a_loader_writes_what_has_been_read,
       test_values_read_a_step_late_are_those_of_their_step, test_a_late_stream_runs_what_the_host_waits_for)
