@@ -11,6 +11,8 @@
 #include "core/ops/fused.h"
 #include "core/planner.h"
 
+#include <string.h>
+
 /* ---- How long they live */
 
 static bool give(td_planner *pl, uint32_t block)
@@ -21,18 +23,31 @@ static bool give(td_planner *pl, uint32_t block)
     return true;
 }
 
-/* Where what the host gives a GPU lies: inputs last, which the GPU may read from where the caller has them. */
+static bool is_input(const td_planner *pl, const td_block *b) { return b->kind == TD_BLOCK_SLOT && pl->td->slots[b->index].data; }
+
+/* Inputs come last, which the GPU may read from where the caller has them, in the order that they were recorded in. */
+static void inputs_last(td_planner *pl)
+{
+    td_planned *plan = pl->plan;
+    uint32_t others = 0;
+    for (uint32_t i = 0; i < plan->given_count; i++) {
+        uint32_t block = plan->given[i];
+        if (is_input(pl, &plan->blocks[block])) continue;
+        memmove(plan->given + others + 1, plan->given + others, (i - others) * sizeof *plan->given);
+        plan->given[others++] = block;
+    }
+}
+
+/* Where what the host gives a GPU lies. */
 static void lay_out_given(td_planner *pl)
 {
     td_planned *plan = pl->plan;
-    for (int inputs = 0; inputs < 2; inputs++) {
-        for (uint32_t i = 0; i < plan->given_count; i++) {
-            td_block *b = &plan->blocks[plan->given[i]];
-            if ((b->kind == TD_BLOCK_SLOT && pl->td->slots[b->index].data) != inputs) continue;
-            b->offset = plan->slot_bytes;
-            plan->slot_bytes += td_block_round(pl, b->bytes);
-        }
-        if (!inputs) plan->scalar_bytes = plan->slot_bytes;
+    inputs_last(pl);
+    for (uint32_t i = 0; i < plan->given_count; i++) {
+        td_block *b = &plan->blocks[plan->given[i]];
+        b->offset = plan->slot_bytes;
+        plan->slot_bytes += td_block_round(pl, b->bytes);
+        if (!is_input(pl, b)) plan->scalar_bytes = plan->slot_bytes;
     }
 }
 

@@ -107,29 +107,6 @@ static void write_constant(const td_planned *plan, const td_block *block, char *
     for (int64_t at = 0; at < block->bytes; at += item) td_store_f64(to + at, dtype, &attr->value, 1);
 }
 
-/* The caller's input, where the GPU itself is to read it; NULL: a scalar, a constant, or the host copies it. What calls of the host may read
- * is copied. */
-static const char *read_by_gpu(const td_context *td, const td_planned *plan, const td_block *block)
-{
-    const void *data = block->kind == TD_BLOCK_SLOT ? td->slots[block->index].data : NULL;
-    return data && block->bytes && !plan->host_tasks && td_is_input_memory(td, data, block->bytes) ? data : NULL;
-}
-
-/* Writes what comes from `pinned`: all but what the GPU reads from where the caller has it. */
-static void fill(td_context *td, td_exchange *x, const td_planned *plan, td_exchange_set *s)
-{
-    *(td_cuda_run *)s->pinned = (td_cuda_run){ .seed = td->run.seed, .update = td->run.update, .micro = td->run.micro };
-    for (uint32_t i = 0; i < plan->given_count; i++) {
-        const td_block *block = &plan->blocks[plan->given[i]];
-        const td_slot *slot = block->kind == TD_BLOCK_SLOT ? &td->slots[block->index] : NULL;
-        char *to = s->pinned + TD_GPU_ALIGN + block->offset;
-        if (!slot && s->filled_for != plan->number) write_constant(plan, block, to);
-        if (slot && !slot->data) memcpy(to, &slot->f32, sizeof slot->f32);
-        if (slot && slot->data && !read_by_gpu(td, plan, block)) copy_input(td, x, to, slot->data, block->bytes);
-    }
-    s->filled_for = plan->number;
-}
-
 /* Of what a copy brings. */
 typedef struct piece {
     char *to;
@@ -157,24 +134,47 @@ static bool follows(const td_context *td, const td_exchange_set *s, const piece 
     return beside && (pinned || td_is_input_memory(td, before->from, further + next->bytes));
 }
 
-/* The numbers of the run and what lies before the inputs, then these, each from where it is. */
-static bool copy_all(td_context *td, td_exchange *x, const td_planned *plan, td_exchange_set *s)
+/* *now is copied, and next is what comes now; or that with what it follows. */
+static bool go_on(td_context *td, td_exchange *x, const td_exchange_set *s, piece *now, piece next)
+{
+    bool joined = follows(td, s, now, &next), good = joined || copy(td, x, now);
+    *now = joined ? (piece){ now->to, now->from, next.to + next.bytes - now->to } : next;
+    return good;
+}
+
+static void note_read(td_exchange_set *s, const char *from, int64_t bytes)
+{
+    uintptr_t begin = (uintptr_t)from, end = begin + (uintptr_t)bytes;
+    s->read = (td_span){ begin < s->read.begin ? begin : s->read.begin, end > s->read.end ? end : s->read.end };
+}
+
+/* An input, which the GPU reads from where the caller has it, or the host writes to `pinned` first. What calls of the host may read is there. */
+static bool send_input(td_context *td, td_exchange *x, const td_planned *plan, td_exchange_set *s, const td_block *block, piece *now)
+{
+    const char *data = td->slots[block->index].data;
+    int64_t at = TD_GPU_ALIGN + block->offset;
+    bool is_read = !plan->host_tasks && td_is_input_memory(td, data, block->bytes);
+    if (is_read) note_read(s, data, block->bytes);
+    else copy_input(td, x, s->pinned + at, data, block->bytes);
+    return go_on(td, x, s, now, (piece){ s->inputs + at, is_read ? data : s->pinned + at, block->bytes });
+}
+
+/* The numbers of the run, scalars and constants, then inputs: as they lie on the device. */
+static bool send_all(td_context *td, td_exchange *x, const td_planned *plan, td_exchange_set *s)
 {
     piece now = { s->inputs, s->pinned, set_bytes(plan->scalar_bytes) };
     bool good = true;
     s->read = (td_span){ UINTPTR_MAX, 0 };
+    *(td_cuda_run *)s->pinned = (td_cuda_run){ .seed = td->run.seed, .update = td->run.update, .micro = td->run.micro };
     for (uint32_t i = 0; i < plan->given_count && good; i++) {
         const td_block *block = &plan->blocks[plan->given[i]];
-        int64_t at = TD_GPU_ALIGN + block->offset;
-        if (block->kind != TD_BLOCK_SLOT || !td->slots[block->index].data || !block->bytes) continue;
-        const char *read = read_by_gpu(td, plan, block);
-        piece next = { s->inputs + at, read ? read : s->pinned + at, block->bytes };
-        uintptr_t begin = (uintptr_t)read, end = begin + (uintptr_t)block->bytes;
-        if (read) s->read = (td_span){ begin < s->read.begin ? begin : s->read.begin, end > s->read.end ? end : s->read.end };
-        bool joined = follows(td, s, &now, &next);
-        if (!joined) good = copy(td, x, &now);
-        now = joined ? (piece){ now.to, now.from, next.to + next.bytes - now.to } : next;
+        const td_slot *slot = block->kind == TD_BLOCK_SLOT ? &td->slots[block->index] : NULL;
+        char *to = s->pinned + TD_GPU_ALIGN + block->offset;
+        if (!slot && s->filled_for != plan->number) write_constant(plan, block, to);
+        if (slot && !slot->data) memcpy(to, &slot->f32, sizeof slot->f32);
+        if (slot && slot->data && block->bytes) good = send_input(td, x, plan, s, block, &now);
     }
+    if (good) s->filled_for = plan->number;
     return good && copy(td, x, &now);
 }
 
@@ -218,8 +218,7 @@ bool td_exchange_send(td_context *td, td_exchange *x, cudaStream_t stream, const
     bool done;
     if (!take(td, x, s, &done)) return false;
     s->read_late = plan->host_tasks;
-    fill(td, x, plan, s);
-    return (done || td_cuda_ok(td, cudaStreamWaitEvent(x->copies, s->done, 0), "waiting for an earlier step")) && copy_all(td, x, plan, s) &&
+    return (done || td_cuda_ok(td, cudaStreamWaitEvent(x->copies, s->done, 0), "waiting for an earlier step")) && send_all(td, x, plan, s) &&
            td_cuda_ok(td, cudaEventRecord(s->copied, x->copies), "recording an event") &&
            td_cuda_ok(td, cudaStreamWaitEvent(stream, s->copied, 0), "waiting for inputs");
 }
