@@ -381,20 +381,6 @@ template <typename T, int D, bool DROPS> static void launch_backward(const td_ke
                k->out[packed ? 0 : 1].data, k->out[packed ? 0 : 2].data, wide);
 }
 
-/* The statement with T, D and DROPS as the call has them. */
-#define WITH_FORM(k, f, ...)                                                            \
-    do {                                                                                \
-        if ((k)->in[0].dtype == TD_BF16) { typedef __nv_bfloat16 T; WITH_WIDTH(f, __VA_ARGS__); } \
-        else { typedef __half T; WITH_WIDTH(f, __VA_ARGS__); }                          \
-    } while (0)
-#define WITH_WIDTH(f, ...)                                                              \
-    if (f.at.depth <= 32) { constexpr int D = 32; WITH_DROPOUT(f, __VA_ARGS__); }       \
-    else if (f.at.depth <= 64) { constexpr int D = 64; WITH_DROPOUT(f, __VA_ARGS__); }  \
-    else { constexpr int D = 128; WITH_DROPOUT(f, __VA_ARGS__); }
-#define WITH_DROPOUT(f, ...)                                                            \
-    if (f.drops) { constexpr bool DROPS = true; __VA_ARGS__; }                          \
-    else { constexpr bool DROPS = false; __VA_ARGS__; }
-
 extern "C" void td_attention_tensor(const td_kernel *k)
 {
     flash f = flash_of(k);

@@ -249,4 +249,20 @@ static __device__ __forceinline__ float inner_product(const flash &f, int64_t se
     return sum + __shfl_xor_sync(0xFFFFFFFF, sum, 1);
 }
 
+/* ---- Launches */
+
+/* The statement with T, D and DROPS as the call has them. */
+#define WITH_FORM(k, f, ...)                                                            \
+    do {                                                                                \
+        if ((k)->in[0].dtype == TD_BF16) { typedef __nv_bfloat16 T; WITH_WIDTH(f, __VA_ARGS__); } \
+        else { typedef __half T; WITH_WIDTH(f, __VA_ARGS__); }                          \
+    } while (0)
+#define WITH_WIDTH(f, ...)                                                              \
+    if (f.at.depth <= 32) { constexpr int D = 32; WITH_DROPOUT(f, __VA_ARGS__); }       \
+    else if (f.at.depth <= 64) { constexpr int D = 64; WITH_DROPOUT(f, __VA_ARGS__); }  \
+    else { constexpr int D = 128; WITH_DROPOUT(f, __VA_ARGS__); }
+#define WITH_DROPOUT(f, ...)                                                            \
+    if (f.drops) { constexpr bool DROPS = true; __VA_ARGS__; }                          \
+    else { constexpr bool DROPS = false; __VA_ARGS__; }
+
 #endif

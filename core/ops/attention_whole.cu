@@ -318,7 +318,7 @@ extern "C" bool td_attention_whole_serves(const td_context *td, const td_kernel 
     return has_room && sizes && td_attention_tensor_serves(k);
 }
 
-template <typename T, int D, int WARPS, bool DROPS> static void launch(const td_kernel *k, const flash &f)
+template <typename T, int D, int WARPS, bool DROPS> static void launch_warps(const td_kernel *k, const flash &f)
 {
     bool packed = ((const td_attention_attr *)k->attr)->rows & TD_ATTENTION_PACKED, wide = k->out[0].dtype == TD_F32;
     unsigned blocks = (unsigned)(f.at.batch * f.at.heads);
@@ -328,28 +328,17 @@ template <typename T, int D, int WARPS, bool DROPS> static void launch(const td_
                k->out[packed ? 0 : 1].data, k->out[packed ? 0 : 2].data, wide);
 }
 
-template <typename T, int D, int WARPS> static void launch_warps(const td_kernel *k, const flash &f)
+template <typename T, int D, bool DROPS> static void launch(const td_kernel *k, const flash &f)
 {
-    if (f.drops) launch<T, D, WARPS, true>(k, f);
-    else launch<T, D, WARPS, false>(k, f);
-}
-
-template <typename T, int D> static void launch_width(const td_kernel *k, const flash &f)
-{
-    if (f.at.keys <= MOST_WARPS / 2 * OWN) launch_warps<T, D, MOST_WARPS / 2>(k, f);
-    else launch_warps<T, D, MOST_WARPS>(k, f);
-}
-
-template <typename T> static void launch_dtype(const td_kernel *k, const flash &f)
-{
-    if (f.at.depth <= 32) launch_width<T, 32>(k, f);
-    else launch_width<T, 64>(k, f);
+    if constexpr (D <= WIDEST) {
+        if (f.at.keys <= MOST_WARPS / 2 * OWN) launch_warps<T, D, MOST_WARPS / 2, DROPS>(k, f);
+        else launch_warps<T, D, MOST_WARPS, DROPS>(k, f);
+    }
 }
 
 extern "C" void td_attention_gradient_whole(const td_kernel *k)
 {
     flash f = flash_of(k);
-    if (k->in[0].dtype == TD_BF16) launch_dtype<__nv_bfloat16>(k, f);
-    else launch_dtype<__half>(k, f);
+    WITH_FORM(k, f, (launch<T, D, DROPS>(k, f)));
     td_cuda_launched(k);
 }
