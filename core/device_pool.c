@@ -158,6 +158,15 @@ static void count(td_context *td, int64_t bytes)
     if (c->bytes > c->most_bytes) c->most_bytes = c->bytes;
 }
 
+/* Takes a pool's memory, none of which is in use any more: what it is given next is of one piece, at the same addresses. */
+static bool empty(td_context *td, const struct td_pools *p, pool *at)
+{
+    if (!driver_ok(td, p, p->unmap(at->base, (size_t)at->mapped), "giving memory back")) return false;
+    td->device_counts.bytes -= at->mapped;
+    at->mapped = 0;
+    return true;
+}
+
 /* Gives the pool memory for its first `bytes` bytes. The addresses keep it when its handle is released. */
 static bool map(td_context *td, struct td_pools *p, pool *to, int64_t bytes, const char *kind)
 {
@@ -203,6 +212,8 @@ void *td_cuda_get(td_context *td, int64_t bytes, const char *kind)
     pool *from = pool_of(td, kind);
     if (!from) return alone(td, bytes, kind);
     int64_t at = td_round_up(from->used, TD_GPU_ALIGN);
+    bool grows = at + bytes > from->mapped, of_one_piece = td_settles(td) && !strcmp(kind, "step");
+    if (from->mapped && grows && of_one_piece && !from->given && !empty(td, *td_pools_of(td), from)) return NULL;
     if (!map(td, *td_pools_of(td), from, at + bytes, kind)) return NULL;
     from->used = at + bytes;
     from->given++;

@@ -32,16 +32,34 @@ void td_parallel_for(const td_run *run, int64_t count, int64_t grain, td_range_f
 
 /* ---- Memory */
 
+bool td_settles(const td_context *td) { return td->run.transport && td->run.transport->settle && td->page_bytes; }
+
+static bool tell_transport(td_context *td, void *memory, int64_t bytes, uint64_t layout)
+{
+    const td_transport *t = td->run.transport;
+    bool changed = false, told = !td_settles(td) || t->settle(t->self, memory, bytes, layout, &changed);
+    td->arena_epoch += changed;
+    return told;
+}
+
+void td_arena_drop(td_context *td, td_memory memory)
+{
+    void **arena = memory == TD_HOST ? &td->host_arena : &td->arena;
+    int64_t *have = memory == TD_HOST ? &td->host_arena_bytes : &td->arena_bytes;
+    if (memory == TD_DEVICE && *arena) tell_transport(td, NULL, 0, 0);
+    td_device_of(td, memory)->put(td, *arena, *have, memory == TD_HOST ? "pinned" : "step");
+    *arena = NULL;
+    *have = 0;
+}
+
 static bool ensure_arena(td_context *td, td_memory memory, int64_t bytes)
 {
     void **arena = memory == TD_HOST ? &td->host_arena : &td->arena;
     int64_t *have = memory == TD_HOST ? &td->host_arena_bytes : &td->arena_bytes;
-    const char *kind = memory == TD_HOST ? "pinned" : "step";
     if (bytes <= *have && (*arena || memory == TD_HOST)) return true;
-    const td_device *device = td_device_of(td, memory);
     const void *before = *arena;
-    device->put(td, *arena, *have, kind); /* first: so that the peak is the larger one, not both */
-    *arena = device->get(td, bytes, kind);
+    td_arena_drop(td, memory); /* first: so that the peak is the larger one, not both */
+    *arena = td_device_of(td, memory)->get(td, bytes, memory == TD_HOST ? "pinned" : "step");
     *have = *arena ? bytes : 0;
     td->last = NULL;
     td->arena_epoch += *arena != before;
@@ -76,6 +94,30 @@ bool td_plan_settle(td_context *td, td_planned *plan)
     }
     plan->bound = td->arena_epoch;
     return true;
+}
+
+/* Where what its collectives take and give lies in the arena, as a number. */
+static uint64_t layout_of(const td_planned *plan)
+{
+    uint64_t layout = 0;
+    for (uint32_t t = 0; t < plan->task_count; t++) {
+        const td_kernel *k = &plan->tasks[t].kernel;
+        uintptr_t begin = (uintptr_t)k->in, end = (uintptr_t)(k->in + k->inputs + k->outputs); /* outputs follow inputs */
+        for (uint32_t i = 0; i < plan->fixed_count && k->op->flags & TD_OP_COLLECTIVE; i++) {
+            const td_binding *b = &plan->bindings[i];
+            uintptr_t at = (uintptr_t)b->pointer;
+            int64_t offset = b->offset;
+            if ((at < begin || at >= end) && b->pointer != &k->workspace) continue;
+            const td_block *root = td_block_root(plan, b->block, &offset);
+            if (root->kind == TD_BLOCK_ARENA) layout = td_mix(layout, td_mix(t, (uint64_t)(root->offset + offset)));
+        }
+    }
+    return layout;
+}
+
+bool td_plan_tell(td_context *td, const td_planned *plan)
+{
+    return !td_settles(td) || tell_transport(td, td->arena, td->arena_bytes, layout_of(plan));
 }
 
 const void *td_plan_output_at(const td_context *td, const td_planned *plan, const td_plan_output *o)

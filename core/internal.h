@@ -427,6 +427,10 @@ bool td_plan_run(td_context *td, td_planned *plan);
 bool td_is_sound(td_context *td);
 /* Memory for the step, and for state the plan reads; binds what stays where it is. */
 bool td_plan_settle(td_context *td, td_planned *plan);
+/* Before the plan's first run: tells the transport where it lies, if that wants to know (td_settles). */
+bool td_plan_tell(td_context *td, const td_planned *plan);
+bool td_settles(const td_context *td);
+void td_arena_drop(td_context *td, td_memory memory);
 /* Calls erase(user, memory, bytes) for the arena's blocks that die with task number `task`; -1: that hold nothing yet. */
 void td_plan_dying(td_context *td, const td_planned *plan, int32_t task, void (*erase)(void *user, void *memory, size_t bytes), void *user);
 /* eager: an error that names the task if one of its outputs has a NaN. */

@@ -514,6 +514,11 @@ typedef struct td_transport {
     /* A plan will call with operands of so many bytes, in and out: what a call needs besides is made in the first run of a plan, which is
      * not captured. NULL: nothing. */
     bool (*expect)(void *self, int64_t in_bytes, int64_t out_bytes);
+    /* Before a plan's first run, by all ranks: the values of steps lie in `bytes` bytes of the device's memory, of one piece, and what the
+     * plan's collectives take and give of that lies there as `layout` tells, a number that is the same where it lies the same. NULL, 0,
+     * 0: the memory will be given back, once the device's queue is empty. Sets *changed where graphs with collectives are to be made again.
+     * NULL: nobody asks, and the memory may be of several pieces. */
+    bool (*settle)(void *self, void *memory, int64_t bytes, uint64_t layout, bool *changed);
     bool (*all_reduce)(void *self, int axis, void *data, int64_t count, td_dtype dtype);                    /* in place */
     bool (*reduce_scatter)(void *self, int axis, const void *in, void *out, int64_t count, td_dtype dtype); /* in: ranks x count */
     bool (*all_gather)(void *self, int axis, const void *in, void *out, int64_t count, td_dtype dtype);     /* out: ranks x count */

@@ -134,10 +134,10 @@ static void tell_options(par_attached *a, td_context *td, const char *strategy, 
     }
     snprintf(text, sizeof text,
              "world=%d strategy=%s table=%llx dtype=%s reduce=%s seed=%llu bucket=%lld unit=%lld whole=%lld gathered=%d group=%d "
-             "prefetch=%d offload=%d passes=%s units=%s columns=%s rows=%s %s", par_world_size(a->world), strategy,
+             "prefetch=%d offload=%d windows=%d passes=%s units=%s columns=%s rows=%s %s", par_world_size(a->world), strategy,
              (unsigned long long)table, td_dtype_name(td_compute_dtype(td)), td_dtype_name(o->reduce_dtype),
              (unsigned long long)td_seed(td), (long long)o->bucket_bytes, (long long)o->unit_elements, (long long)o->whole_elements,
-             o->keep_gathered, o->keep_group, o->prefetch, o->offload, *passes ? passes : "all", units, columns, rows, agreed);
+             o->keep_gathered, o->keep_group, o->prefetch, o->offload, o->windows, *passes ? passes : "all", units, columns, rows, agreed);
     *hash = td_hash_text(text);
     if (a->world->segment) par_agree_options(a->world, a->rank, text);
 }

@@ -125,6 +125,8 @@ static bool carry_shared(par_attached *a, const par_device *device, const par_gp
     a->staged = par_local_at(a->world, a->rank);
     a->on_gpu = use->with;
     a->world->on_device = "staged";
+    if (a->options.windows && a->rank == 0)
+        td_message(a->td, TD_LOG_WARNING, "ranks that share a GPU have no windows: collectives go through the host's memory");
     if (a->rank == 0)
         td_message(a->td, TD_LOG_INFO, "%d ranks share cuda:%d: collectives go through the host's memory; for trying strategies, not for speed",
                    use->with, device->number(td_queue(a->td)));
@@ -135,15 +137,17 @@ static bool carry_apart(par_attached *a, const par_device *device)
 {
     td_transport inner = a->transport;
     a->world->on_device = "nccl";
-    return par_transport_nccl(a->world, a->rank, a->td, &inner, device, &a->transport);
+    return par_transport_nccl(a->world, a->rank, a->td, &inner, device, a->options.windows, &a->transport);
 }
 
-/* As NCCL tells GPUs apart: NCCL_HOSTID says of which host it is to take a rank for. Ranks of several such hosts it connects through
- * sockets, and their GPUs may be one. 0: CUDA does not tell. */
+/* As NCCL tells GPUs apart: NCCL_HOSTID says of which host it is to take a rank for, and ranks of several such hosts it connects through
+ * sockets; NCCL_MULTI_RANK_GPU_ENABLE=1 has it (2.30 and newer) connect those of one host, too, whose GPU is the same. 0: CUDA does not
+ * tell. */
 static uint64_t gpu_key(par_attached *a, const par_device *device)
 {
     uint64_t key = device->key(td_queue(a->td));
     const char *host = getenv("NCCL_HOSTID");
+    if (key && par_environment_number("NCCL_MULTI_RANK_GPU_ENABLE") > 0) key = td_mix(key, (uint64_t)a->rank);
     return key && host && *host ? td_mix(key, td_hash_text(host)) : key;
 }
 

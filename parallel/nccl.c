@@ -205,6 +205,7 @@ static par_nccl *new_nccl(par_local *me, const par_nccl_options *options)
 
 bool par_nccl_open(par_world *world, int rank, td_context *td, const td_transport *inner, const par_nccl_options *options, td_transport *out)
 {
+    char version[NCCL_VERSION_BYTES];
     par_local *me = par_local_at(world, rank);
     options->device->use(options->device->number(td_queue(td)));
     if (!me->nccl) me->nccl = new_nccl(me, options);
@@ -219,7 +220,11 @@ bool par_nccl_open(par_world *world, int rank, td_context *td, const td_transpor
     }
     n->inner = *inner;
     n->run = (td_sent){ 0 };
+    n->options.windows = options->windows;
+    n->apart = n->registered = false;
     if (!connect_all(n, td)) return false;
+    if (n->watched && options->windows && !n->lib.comm_window_register && rank == 0)
+        td_message(td, TD_LOG_WARNING, "NCCL %s has no windows, which came with 2.27: collectives do without", nccl_version_text(n->lib.version, version));
     par_nccl_fill(n, out);
     return true;
 }
@@ -248,7 +253,9 @@ void par_nccl_close(par_world *world)
     }
 }
 
-bool par_transport_nccl(par_world *world, int rank, td_context *td, const td_transport *inner, const par_device *device, td_transport *out)
+bool par_transport_nccl(par_world *world, int rank, td_context *td, const td_transport *inner, const par_device *device, bool windows,
+                        td_transport *out)
 {
-    return par_nccl_open(world, rank, td, inner, &(par_nccl_options){ .library = "libnccl.so.2", .device = device }, out);
+    const par_nccl_options options = { .library = "libnccl.so.2", .device = device, .windows = windows };
+    return par_nccl_open(world, rank, td, inner, &options, out);
 }

@@ -2,6 +2,7 @@
  *
  *     transport_nccl.c  the collectives
  *     nccl.c            communicators: made, called and given back
+ *     nccl_windows.c    memory that ranks reach in one another
  *     nccl_watch.c      the thread that sees failures, and gives communicators up
  *     nccl_bare.c       calls that nothing is around, to compare with
  *     nccl_library.c    NCCL, loaded
@@ -23,6 +24,7 @@
 typedef struct par_nccl_options {
     const char *library;                                /* its file */
     const par_device *device;                           /* use, copy, number, marks and, for calls made bare, memory are asked for */
+    bool windows;                                       /* as par_options.windows */
     bool alone;                                         /* tests: ranks that are alone on an axis have a communicator, too */
 } par_nccl_options;
 
@@ -31,6 +33,7 @@ typedef struct par_nccl_group {
     struct par_nccl_group *next;
     int first, stride, size;
     nccl_comm comm;                                     /* NULL: could not be made */
+    nccl_window window;                                 /* NULL: none, also of ranks that NCCL does not connect by their memory */
 } par_nccl_group;
 
 /* Behind a run that has been handed over. The host is ahead of a GPU by fewer runs than there are marks. */
@@ -48,6 +51,8 @@ typedef struct par_nccl {
     td_transport inner;
     td_sent run;                                        /* what has been called since the last run was handed over */
     int device;                                         /* -1: not known yet */
+    bool apart;                                         /* ranks' steps lie differently: they have no windows any more */
+    bool registered;                                    /* the memory of steps is, with each communicator of the mesh */
 
     pthread_mutex_t lock;                               /* of a thread that calls NCCL */
     par_nccl_group *groups;                             /* in the order of making, the last first */
@@ -88,6 +93,11 @@ static inline double par_nccl_grace(const par_nccl *n, double seconds)
     double timeout_s = n->me->world->segment->timeout_s;
     return seconds < timeout_s ? seconds : timeout_s;
 }
+
+/* ---- nccl_windows.c --------------------------------------------------------------------------------- */
+
+/* td_transport.settle: registers the memory of steps with the mesh's communicators, where it lies the same on all ranks. */
+bool par_nccl_settle_memory(void *self, void *memory, int64_t bytes, uint64_t layout, bool *changed);
 
 /* ---- nccl_watch.c ---------------------------------------------------------------------------------------- */
 

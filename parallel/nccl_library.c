@@ -33,6 +33,9 @@ static bool find_all(void *library, const char *file, nccl_library *out, char *m
         return false;
     }
     par_library_find(library, "ncclAlltoAll", &out->all_to_all);
+    bool windows = par_library_find(library, "ncclCommWindowRegister", &out->comm_window_register) &&
+                   par_library_find(library, "ncclCommWindowDeregister", &out->comm_window_deregister);
+    if (!windows) out->comm_window_register = NULL;
     return true;
 }
 

@@ -27,6 +27,10 @@ typedef struct nccl_config {
 
 enum { NCCL_LEAST_VERSION = 22300 }; /* from it on giving up a communicator that does not block returns when that is done */
 
+/* A window: memory of all ranks of a communicator that each reaches; how it is registered, each rank's at the same offsets. */
+typedef struct ncclWindow_vidmem *nccl_window;
+enum { NCCL_WINDOW_SYMMETRIC = 1 };
+
 typedef struct nccl_library {
     int (*get_version)(int *version);
     int (*get_unique_id)(nccl_unique_id *id);
@@ -44,6 +48,9 @@ typedef struct nccl_library {
     int (*all_to_all)(const void *in, void *out, size_t count, int dtype, nccl_comm comm, void *queue); /* NULL before 2.28 */
     int (*send)(const void *at, size_t count, int dtype, int to, nccl_comm comm, void *queue);
     int (*receive)(void *at, size_t count, int dtype, int from, nccl_comm comm, void *queue);
+    /* By all ranks of the communicator, and by each for itself; NULL before 2.27. */
+    int (*comm_window_register)(nccl_comm comm, void *memory, size_t bytes, nccl_window *window, int flags);
+    int (*comm_window_deregister)(nccl_comm comm, nccl_window window);
     int (*group_start)(void);
     int (*group_end)(void);
     int version;                              /* 22809 is 2.28.9 */

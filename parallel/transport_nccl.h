@@ -9,8 +9,10 @@
 /* Fills `out` for the rank's collectives among GPUs, on the axes of the mesh for which `inner`, a CPU transport of the same world, has been
  * made (copied; it carries what communicators begin with, and barriers). td is of a GPU, which `device` reaches and no other rank uses.
  * Connects the rank with those of every axis and of all axes that follow one another, which all ranks must be about to do: communicators
- * that a context before made in this world are used again. The table is valid until the world closes, which must be after the context.
+ * that a context before made in this world are used again. windows: as par_options.windows. The table is valid until the world closes,
+ * which must be after the context.
  * Errors: NCCL is missing or too old, or did not connect within the world's deadline. */
-bool par_transport_nccl(par_world *world, int rank, td_context *td, const td_transport *inner, const par_device *device, td_transport *out);
+bool par_transport_nccl(par_world *world, int rank, td_context *td, const td_transport *inner, const par_device *device, bool windows,
+                        td_transport *out);
 
 #endif

@@ -179,6 +179,8 @@ static void check_strategy_flags(run_loop *run)
     }
     const char *ranks = run->flags.command == RUN_PLAN ? "world" : "ranks";
     if (run->ranks == 1) run_check_effect(run, "reduce-dtype", ranks, "2 or more");
+    if (run->ranks == 1) run_check_effect(run, "windows", ranks, "2 or more");
+    if (strncmp(run_flags_text(&run->flags, "device"), "cuda", 4)) run_check_effect(run, "windows", "device", "cuda");
 }
 
 /* Ranks that a launcher of the system started are its to start again. */

@@ -182,6 +182,7 @@ static par_options strategy_options(const run_loop *run)
         .keep_group = run_reshard_group(run),
         .prefetch = (int)run_flags_whole(f, "prefetch"),
         .offload = offload_of(run),
+        .windows = run_flags_on(f, "windows"),
         .share_gpu = strchr(run_flags_text(f, "device"), ':') != NULL,
         .reduce_dtype = reduce && !strcmp(reduce, "bf16") ? TD_BF16 : TD_F32,
     };

@@ -26,6 +26,7 @@ typedef struct job {
     int ranks, accumulate;
     clip clip;
     bool gpt, recompute, unrolled;
+    bool windows;                             /* of ranks with a GPU each: par_options.windows */
     bool gathered;                            /* units stay gathered after the forward */
     int group;                                /* or by groups of so many ranks */
     int offload;
@@ -180,6 +181,7 @@ static int train(par_world *world, int rank, void *user)
                                             .poison = !own.device }); /* on a GPU steps are graphs without it */
     par_attach(td, world, rank, &(par_options){ .strategy = own.strategy, .bucket_bytes = 3000, .unit_elements = 500, .whole_elements = 30,
                                                 .keep_gathered = own.gathered, .keep_group = own.group, .offload = own.offload, .share_gpu = true,
+                                                .windows = own.windows,
                                                 .tensor_columns = !tensor ? NULL : own.gpt ? "h.*.mlp.c_fc" : "second,base",
                                                 .tensor_rows = !tensor ? NULL : own.gpt ? "h.*.mlp.c_proj" : "out" });
     if (own.joined && td_error(td) == TD_OK) own.joined(td, world, rank);

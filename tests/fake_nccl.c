@@ -9,7 +9,7 @@
 #include "parallel/nccl_library.h"
 #include "tests/fake_nccl.h"
 
-enum { FAILED = 3 };
+enum { FAILED = 3, USED_TOO_EARLY = 4 };
 
 struct ncclComm {
     int number, ranks;
@@ -61,6 +61,7 @@ __attribute__((format(printf, 1, 2))) static void note(const char *format, ...)
 static int answer(nccl_comm c)
 {
     if (fake.fails) return fake.fails;
+    if (c->in_progress > 0) return USED_TOO_EARLY;
     c->in_progress = fake.in_progress;
     return c->in_progress ? NCCL_IN_PROGRESS : NCCL_SUCCESS;
 }
@@ -148,7 +149,7 @@ EXPORT int ncclCommGetAsyncError(nccl_comm c, int *result)
     return NCCL_SUCCESS;
 }
 
-EXPORT const char *ncclGetErrorString(int result) { return result == FAILED ? "internal error" : result == 6 ? "remote process exited" : "?"; }
+EXPORT const char *ncclGetErrorString(int result) { return result == FAILED ? "internal error" : result == USED_TOO_EARLY ? "a communicator in progress was called" : result == 6 ? "remote process exited" : "?"; }
 
 EXPORT const char *ncclGetLastError(nccl_comm c)
 {
@@ -191,7 +192,7 @@ EXPORT int ncclBroadcast(const void *in, void *out, size_t count, int dtype, int
     return collective(c);
 }
 
-/* By the byte that is there parts of a buffer are known. */
+/* By the byte that is there parts of a buffer are known, as is memory. */
 EXPORT int ncclSend(const void *at, size_t count, int dtype, int to, nccl_comm c, void *queue)
 {
     note("send c%d %zu x %d to %d at %d on %zu", c->number, count, dtype, to, *(const unsigned char *)at, (size_t)queue);
@@ -201,6 +202,20 @@ EXPORT int ncclSend(const void *at, size_t count, int dtype, int to, nccl_comm c
 EXPORT int ncclRecv(void *at, size_t count, int dtype, int from, nccl_comm c, void *queue)
 {
     note("receive c%d %zu x %d from %d at %d on %zu", c->number, count, dtype, from, *(const unsigned char *)at, (size_t)queue);
+    return answer(c);
+}
+
+EXPORT int ncclCommWindowRegister(nccl_comm c, void *memory, size_t bytes, nccl_window *window, int flags)
+{
+    note("window c%d %zu bytes from %d, flags %d", c->number, bytes, *(const unsigned char *)memory, flags);
+    *window = (nccl_window)c;
+    int answered = answer(c);
+    return answered == NCCL_IN_PROGRESS ? NCCL_SUCCESS : answered; /* as NCCL does (2.28 to 2.30) */
+}
+
+EXPORT int ncclCommWindowDeregister(nccl_comm c, nccl_window window)
+{
+    note("no window c%d%s", c->number, window == (nccl_window)c ? "" : ", which it has not");
     return answer(c);
 }
 

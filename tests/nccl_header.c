@@ -34,5 +34,10 @@ GIVES(GroupEnd);
 #if NCCL_VERSION_CODE >= 22800
 GIVES(AlltoAll, const void *, void *, size_t, ncclDataType_t, ncclComm_t, cudaStream_t);
 #endif
+#if NCCL_VERSION_CODE >= 22700
+_Static_assert(sizeof(nccl_window) == sizeof(ncclWindow_t) && (int)NCCL_WINDOW_SYMMETRIC == NCCL_WIN_COLL_SYMMETRIC, "windows");
+GIVES(CommWindowRegister, ncclComm_t, void *, size_t, ncclWindow_t *, int);
+GIVES(CommWindowDeregister, ncclComm_t, ncclWindow_t);
+#endif
 _Static_assert(__builtin_types_compatible_p(__typeof__(&ncclGetErrorString), const char *(*)(ncclResult_t)), "GetErrorString");
 _Static_assert(__builtin_types_compatible_p(__typeof__(&ncclGetLastError), const char *(*)(ncclComm_t)), "GetLastError");

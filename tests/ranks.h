@@ -3,6 +3,7 @@
 #ifndef TANDEM_TESTS_RANKS_H
 #define TANDEM_TESTS_RANKS_H
 
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,10 +21,25 @@
 
 static inline void ranks_quiet(void *user, td_level level, const char *text) { (void)user, (void)level, (void)text; }
 
-/* NCCL takes this process, before it is loaded, for a host of its own and reaches others through sockets, so that ranks may share a GPU. */
-static inline void ranks_be_a_host(int rank)
+/* 0: NCCL is not there. */
+static inline int ranks_nccl_version(void)
+{
+    void *library = dlopen("libnccl.so.2", RTLD_NOW);
+    int version = 0, (*get)(int *) = NULL;
+    if (library) *(void **)&get = dlsym(library, "ncclGetVersion");
+    if (get) get(&version);
+    return version;
+}
+
+/* So that ranks may share a GPU, before NCCL is first called: from 2.30 on it lets them; an older one takes this process for a host of its
+ * own and reaches others through sockets. */
+static inline void ranks_share_by_nccl(int rank)
 {
     char name[32];
+    if (ranks_nccl_version() >= 23000) {
+        setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
+        return;
+    }
     snprintf(name, sizeof name, "host-of-rank-%d", rank);
     setenv("NCCL_HOSTID", name, 1);
     setenv("NCCL_SOCKET_IFNAME", "lo", 0);

@@ -5,6 +5,7 @@
  * Timeout: 300 s
  */
 #include <dirent.h>
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -115,6 +116,60 @@ START_TEST(test_what_grows_stays_where_it_is)
     ck_assert_ptr_eq(m.td->arena, arena);
     ck_assert_uint_eq(m.td->arena_epoch, 1);
     close_model(&m);
+}
+END_TEST
+
+/* How long the piece of memory is that begins there; 0: none does. */
+static size_t piece_at(const void *memory)
+{
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW);
+    int (*range)(uintptr_t *begin, size_t *bytes, uintptr_t of) = NULL;
+    uintptr_t begin = 0;
+    size_t bytes = 0;
+    ck_assert_ptr_nonnull(driver);
+    *(void **)&range = dlsym(driver, "cuMemGetAddressRange_v2");
+    ck_assert_ptr_nonnull(range);
+    ck_assert_int_eq(range(&begin, &bytes, (uintptr_t)memory), 0);
+    return begin == (uintptr_t)memory ? bytes : 0;
+}
+
+static int settled;
+
+static bool note_settled(void *self, void *memory, int64_t bytes, uint64_t layout, bool *changed)
+{
+    (void)self, (void)layout;
+    settled++;
+    *changed = true;
+    if (memory) ck_assert_uint_ge(piece_at(memory), (size_t)bytes);
+    return true;
+}
+
+/* The third is larger than any before; graphs of those before are made again. */
+START_TEST(test_steps_are_of_one_piece_where_ranks_reach_them)
+{
+    static const int64_t rows[] = { 16, 16, 16, ROWS, ROWS, ROWS, 16, 16, 16 };
+    enum { STEPS = sizeof rows / sizeof *rows };
+    if (!gpu_for(__func__)) return;
+    static model m;
+    double losses[2][STEPS];
+    for (int told = 0; told < 2; told++) {
+        make_model(&m, open_gpu((td_options){ 0 }));
+        td_transport own = { .self = m.td, .settle = note_settled };
+        if (told) m.td->run.transport = &own;
+        for (int s = 0; s < STEPS; s++) losses[told][s] = td_item(train(&m, rows[s], s));
+        size_t piece = piece_at(m.td->arena);
+        td_keep(td_sum(td_exp(td_uniform(m.td, TD_SHAPE(4096, 4096))), TD_ALL, TD_DROP));
+        ck_assert(td_step(m.td));
+        if (told) ck_assert_uint_gt(piece_at(m.td->arena), piece);
+        else ck_assert_uint_eq(piece_at(m.td->arena), piece);
+        int64_t most, now = td_device_bytes(m.td, &most);
+        ck_assert_int_eq(now, most);
+        ck_assert_int_eq(now, td_last_report(m.td).peak_bytes);
+        losses[told][STEPS - 1] = td_item(train(&m, 16, STEPS));
+        close_model(&m);
+    }
+    for (int s = 0; s < STEPS; s++) ck_assert_double_eq_tol(losses[0][s], losses[1][s], 1e-5); /* algorithms may differ */
+    ck_assert_int_ge(settled, 4);
 }
 END_TEST
 
@@ -566,7 +621,7 @@ START_TEST(test_a_deterministic_context_gives_the_same_bits_without_a_cache)
 }
 END_TEST
 
-TESTS("device", test_the_planned_peak_is_what_is_asked_of_the_gpu, test_what_grows_stays_where_it_is,
+TESTS("device", test_the_planned_peak_is_what_is_asked_of_the_gpu, test_what_grows_stays_where_it_is, test_steps_are_of_one_piece_where_ranks_reach_them,
       test_a_step_that_cannot_fit_is_refused_before_memory_is_taken, test_memory_that_is_not_there_is_an_error_one_can_go_on_from,
       test_host_memory_that_runs_out_ends_in_a_sentence_and_leaks_nothing,
       test_initial_values_are_the_hosts, test_a_loss_is_read_a_step_late_or_at_the_end,

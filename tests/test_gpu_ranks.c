@@ -1,7 +1,7 @@
 /* Ranks that share one GPU: with 2 and 4 processes on cuda:0 every strategy gives the curve of one rank there, to 1e-5 of what the loss falls by
  * (bf16: 1e-2), and sends what the CPU's ranks send, whose bytes test_strategies.c holds against formulas; steps are graphs. A rank that is killed or
- * stopped ends the others, which wait inside a graph. Collectives go through the host's memory, then through NCCL, to which each rank is a
- * host of its own.
+ * stopped ends the others, which wait inside a graph. Collectives go through the host's memory, then through NCCL: where it lets ranks share a
+ * GPU, also with windows and copy engines; to an older one each rank is a host of its own.
  *
  * As test_gpu_ranks_on_host the same runs where there is no GPU, the host being one (tests/on_host): small networks alone, and graphs in orders
  * in which they were not captured, so that a wait too few, or memory given away too early, shows in the curve.
@@ -25,7 +25,7 @@
 #define ON_HOST 0                             /* 1: it is the host that is the GPU, some thousand times slower (tests/on_host) */
 #endif
 #define DEVICE "cuda:0"
-static const char JOB[] = "GPU_RANKS_JOB";     /* what ranks do: "curves", "memory", "kill", "stop"; "nccl curves" ... */
+static const char JOB[] = "GPU_RANKS_JOB";     /* what ranks do: "curves", "memory", "kill", "stop"; "nccl curves", "nccl windows" ... */
 
 static bool has_gpu(void)
 {
@@ -88,12 +88,13 @@ static bool is_right(const job *got, char *text, size_t room)
  * several ways is done; the rest two ranks do. */
 static bool is_known(const job *j) { return j->ranks > 2 && !strchr(j->strategy, ':') && !check_all(); }
 
-static bool train_all(par_world *world, int rank, const char *transport)
+static bool train_all(par_world *world, int rank, const char *transport, bool windows)
 {
     char text[600];
     bool ok = true;
     for (int i = 0; i < 2 * SHARED && ok; i++) {
         job j = job_of(i / 2, i % 2), done = j;
+        j.windows = done.windows = windows || i % 4 == 0;
         if (j.ranks != par_world_size(world) || (ON_HOST && j.gpt && !check_all()) || (!strcmp(transport, "nccl") && is_known(&j))) continue;
         ok = train(world, rank, &(run_of){ &j, &done }) == 0;
         if (!ok && rank > 0) continue;
@@ -160,8 +161,9 @@ static int rank_main(void)
     par_world *world = par_world_join(&rank);
     if (!world || !what) return 97;
     bool nccl = !strncmp(what, "nccl ", 5);
-    if (nccl) ranks_be_a_host(rank), what += 5;
-    bool ok = !strcmp(what, "curves")   ? train_all(world, rank, nccl ? "nccl" : "staged")
+    if (nccl) ranks_share_by_nccl(rank), what += 5;
+    bool ok = !strcmp(what, "curves")    ? train_all(world, rank, nccl ? "nccl" : "staged", false)
+              : !strcmp(what, "windows") ? train_all(world, rank, "nccl", true)
               : !strcmp(what, "memory") ? divide_memory(world, rank)
                                         : go_wrong(world, rank, !strcmp(what, "kill") ? SIGKILL : SIGSTOP);
     par_world_close(world);
@@ -204,6 +206,11 @@ START_TEST(test_ranks_give_one_ranks_curves_through_nccl)
     if (!dlopen("libnccl.so.2", RTLD_NOW)) SKIP("no libnccl.so.2");
     check_curves("nccl curves", 2);
     check_curves("nccl curves", 4);
+    if (ranks_nccl_version() < 23000) return; /* ranks reach one another through sockets alone */
+    setenv("NCCL_CTA_POLICY", "2", 1);
+    check_curves("nccl windows", 2);
+    check_curves("nccl windows", 4);
+    unsetenv("NCCL_CTA_POLICY");
 }
 END_TEST
 

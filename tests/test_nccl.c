@@ -67,7 +67,7 @@ static int open_rank(one *o, const td_mesh *mesh, bool alone)
     if (td_error(o->td) != TD_OK || !par_transport_local(o->world, o->rank, o->td, mesh, &o->inner)) return failed(o, "opening");
     bool open = alone ? par_nccl_open(o->world, o->rank, o->td, &o->inner,
                                       &(par_nccl_options){ .library = "libnccl.so.2", .device = &par_cuda_device, .alone = true }, &o->t)
-                      : par_transport_nccl(o->world, o->rank, o->td, &o->inner, &par_cuda_device, &o->t);
+                      : par_transport_nccl(o->world, o->rank, o->td, &o->inner, &par_cuda_device, false, &o->t);
     o->queue = td_queue(o->td);
     o->host_in = malloc(bytes);
     o->host_out = malloc(bytes);
@@ -338,7 +338,7 @@ static int be_rank(const char *what)
     o.world = par_world_join(&o.rank);
     if (!o.world) return 1;
     o.ranks = par_world_size(o.world);
-    if (gpus() < o.ranks) ranks_be_a_host(o.rank);
+    if (gpus() < o.ranks) ranks_share_by_nccl(o.rank);
     bool values = !strcmp(what, "values");
     int status = open_rank(&o, NULL, false);
     if (!status && values) status = every_collective(&o) || same_as_local(&o) || replays(&o, 1000) || replays(&o, 100000) || called_bare(&o);

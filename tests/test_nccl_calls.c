@@ -6,6 +6,8 @@
 #include <time.h>
 
 #include "core/internal.h"
+#include "nn/nn.h"
+#include "optim/optim.h"
 #include "parallel/nccl.h"
 #include "tests/check.h"
 #include "tests/fake_nccl.h"
@@ -39,11 +41,13 @@ static bool put_mark(void *mark, void *queue)
 }
 
 static bool has_passed(void *mark) { return mark && !stuck; }
+static bool wait_for(void *queue) { return queue && !stuck; }
 static void *get(int64_t bytes) { return calloc(1, (size_t)bytes); }
 static void put(void *memory) { free(memory); }
-static const par_device host_gpu = { .number = number_of, .use = use, .get = get, .put = put, .copy = copy, .make_mark = make_mark,
-                                     .put_mark = put_mark, .has_passed = has_passed, .free_mark = free };
+static const par_device host_gpu = { .number = number_of, .use = use, .get = get, .put = put, .copy = copy, .wait = wait_for,
+                                     .make_mark = make_mark, .put_mark = put_mark, .has_passed = has_passed, .free_mark = free };
 static const par_nccl_options options = { .library = FAKE_NCCL, .device = &host_gpu };
+static const par_nccl_options with_windows = { .library = FAKE_NCCL, .device = &host_gpu, .windows = true };
 
 /* ---- A rank, with a CPU transport between whose ranks nothing is sent */
 
@@ -73,6 +77,21 @@ static bool broadcast(void *self, int axes, int root, void *data, int64_t bytes)
     return true;
 }
 
+/* Of the ranks the last one's steps lie elsewhere, if that is wanted. */
+static bool differs;
+static int gathered;
+
+static bool all_gather(void *self, int axes, const void *in, void *out, int64_t count, td_dtype dtype)
+{
+    par_group g;
+    int64_t part = count * td_dtype_size(dtype);
+    gathered++;
+    if (!par_group_find(self, axes, &g)) return false;
+    for (int r = 0; r < g.size; r++) memcpy((char *)out + r * part, in, (size_t)part);
+    if (differs) ((char *)out)[g.size * part - 1] ^= 1;
+    return true;
+}
+
 static bool barrier(void *self)
 {
     barriers++;
@@ -87,7 +106,8 @@ static void begin_fake(void)
     ck_assert_ptr_nonnull(fake);
     fake->reset();
     *invited = 0;
-    barriers = 0;
+    barriers = gathered = 0;
+    differs = false;
     stuck = copies = marks_put = 0;
 }
 
@@ -106,6 +126,7 @@ static bool open_transport(one *o, td_mesh mesh, const par_nccl_options *with)
     ck_assert(par_transport_local(o->world, o->rank, o->td, &mesh, &o->inner));
     o->inner.broadcast = broadcast;
     o->inner.barrier = barrier;
+    o->inner.all_gather = all_gather;
     return par_nccl_open(o->world, o->rank, o->td, &o->inner, with, &o->t);
 }
 
@@ -512,9 +533,94 @@ START_TEST(test_a_call_in_progress_is_asked_after_until_it_is_not)
 }
 END_TEST
 
-/* ---- Failures --------------------------------------------------------------------------------------------- */
-
 #define TELLS_MORE "; NCCL_DEBUG=INFO in the environment makes NCCL tell more"
+
+/* ---- Windows ---------------------------------------------------------------------------------------------- */
+
+static unsigned char steps[100] = { 21 };
+
+static void settle(const one *o, void *memory, int64_t bytes, uint64_t layout, bool changes)
+{
+    bool changed = !changes;
+    ck_assert_msg(o->t.settle(o->t.self, memory, bytes, layout, &changed), "%s", td_error_text(o->td));
+    ck_assert_int_eq(changed, changes);
+}
+
+/* What a rank is alone on has none, and axes of the same ranks have one. */
+START_TEST(test_the_memory_of_steps_is_registered_with_each_communicator)
+{
+    one o = open_rank((td_mesh){ .axes = 3, .name = { "a", "b", "c" }, .size = { 2, 2, 1 }, .at = { 1, 0, 0 }, .rank = 2, .world = 4 }, &patient,
+                      &with_windows);
+    size_t before = strlen(nccl_log());
+    int64_t calls_before, calls, sent = o.t.sent(o.t.self, &calls_before);
+    settle(&o, steps, 100, 7, true);
+    ck_assert_str_eq(nccl_log() + before, "window c0 100 bytes from 21, flags 1\n"
+                                          "window c2 100 bytes from 21, flags 1\n"
+                                          "window c1 100 bytes from 21, flags 1\n");
+    settle(&o, steps, 100, 8, false); /* another plan */
+    settle(&o, NULL, 0, 0, true);
+    settle(&o, NULL, 0, 0, false);
+    ck_assert_str_has(nccl_log(), "no window c0\nno window c2\nno window c1\n");
+    fake->in_progress = 50;
+    int asked = fake->asked;
+    settle(&o, steps, 60, 8, true);
+    ck_assert_int_ge(fake->asked - asked, 3 * 51);
+    fake->in_progress = 0;
+    ck_assert_int_eq(count_of(nccl_log(), "window c1 60 bytes from 21, flags 1\n"), 1);
+    ck_assert_int_eq(count_of(nccl_log(), "window c"), 9);
+    ck_assert_int_eq(gathered, 3);
+    ck_assert_int_eq(o.t.sent(o.t.self, &calls), sent);
+    ck_assert_int_eq(calls, calls_before);
+    close_rank(&o);
+}
+END_TEST
+
+START_TEST(test_where_steps_lie_differently_there_are_no_windows)
+{
+    one o = open_rank(line(1, 2), &patient, &with_windows);
+    settle(&o, steps, 100, 7, true);
+    differs = true;
+    settle(&o, steps, 100, 8, true);
+    ck_assert_str_has(nccl_log(), "window c0 100 bytes from 21, flags 1\nno window c0\n");
+    differs = false;
+    settle(&o, NULL, 0, 0, false);
+    settle(&o, steps, 100, 7, false);
+    ck_assert_int_eq(count_of(nccl_log(), "window c0"), 2);
+    ck_assert_int_eq(gathered, 2);
+    td_close(o.td);
+    ck_assert(open_transport(&o, line(1, 2), &with_windows)); /* another context may have them */
+    settle(&o, steps, 100, 7, true);
+    close_rank(&o);
+}
+END_TEST
+
+START_TEST(test_windows_are_made_where_they_are_asked_for_and_nccl_has_them)
+{
+    one o = open_rank(line(0, 2), &patient, &options);
+    ck_assert_ptr_null(o.t.settle);
+    ((par_nccl *)o.t.self)->lib.comm_window_register = NULL; /* before 2.27 */
+    td_close(o.td);
+    ck_assert(open_transport(&o, line(0, 2), &with_windows));
+    ck_assert_ptr_null(o.t.settle);
+    ck_assert_str_has(log_text(), "NCCL 2.28.9 has no windows, which came with 2.27");
+    close_rank(&o);
+}
+END_TEST
+
+START_TEST(test_windows_that_cannot_be_made_stop_the_world)
+{
+    one o = open_rank(line(1, 2), &hasty, &with_windows);
+    bool changed;
+    fake->fails = 3;
+    ck_assert(!o.t.settle(o.t.self, steps, 100, 7, &changed));
+    assert_stopped(&o, "rank 1 registering the memory of its steps: NCCL: internal error (a wire)" TELLS_MORE);
+    ck_assert(!o.t.settle(o.t.self, NULL, 0, 0, &changed));
+    ck_assert_int_eq(count_of(nccl_log(), "no window"), 0); /* they went with the communicator */
+    close_rank(&o);
+}
+END_TEST
+
+/* ---- Failures --------------------------------------------------------------------------------------------- */
 
 START_TEST(test_ranks_that_do_not_connect_are_given_up_in_time)
 {
@@ -763,6 +869,76 @@ START_TEST(test_a_transport_is_told_of_each_run_of_a_plan)
 }
 END_TEST
 
+typedef struct settled { const void *memory; int64_t bytes; uint64_t layout; } settled;
+static _Thread_local settled settles[16];
+static _Thread_local int settled_count;
+
+static bool note_settled(void *self, void *memory, int64_t bytes, uint64_t layout, bool *changed)
+{
+    (void)self;
+    settles[settled_count++ % 16] = (settled){ memory, bytes, layout };
+    *changed = true;
+    return true;
+}
+
+START_TEST(test_a_transport_is_told_where_steps_lie)
+{
+    td_context *td = open_cpu(TD_F32);
+    td_transport own = { .self = td, .settle = note_settled };
+    td->run.transport = &own;
+    td->page_bytes = 1; /* memory is mapped */
+    settled_count = 0;
+    for (int i = 0; i < 4; i++) {
+        twice(td, i == 2 ? 3000 : 10);
+        ck_assert(td_step(td));
+    }
+    ck_assert_int_eq(settled_count, 3);
+    ck_assert_int_ge(settles[0].bytes, 40);
+    ck_assert_ptr_null(settles[1].memory);
+    ck_assert_ptr_eq(settles[2].memory, td->arena);
+    ck_assert_int_eq(settles[2].bytes, td->arena_bytes);
+    ck_assert_uint_ge(td->arena_epoch, 3); /* graphs are made again each time */
+    td_close(td);
+    ck_assert_int_eq(settled_count, 4);
+    ck_assert_ptr_null(settles[3].memory);
+}
+END_TEST
+
+static uint64_t layouts[2][2];
+
+/* Two plans; the second has more between its collectives. */
+static int train_told(par_world *world, int rank, void *user)
+{
+    td_context *td = open_cpu(TD_F32);
+    static const float x[64];
+    (void)user;
+    par_attach(td, world, rank, &(par_options){ .strategy = "fsdp", .units = "a,b" });
+    ((td_transport *)td->run.transport)->settle = note_settled;
+    td->page_bytes = 1;
+    nn_linear a = nn_linear_make(td_root(td), "a", 8, 8), b = nn_linear_make(td_root(td), "b", 8, 8);
+    opt_optimizer *opt = opt_sgd(td_root(td), NULL);
+    settled_count = 0;
+    for (int s = 0; s < 2; s++) {
+        td_tensor h = nn_linear_apply(&a, td_batch(td, "x", TD_F32, TD_SHAPE(4 + 4 * s, 8), x));
+        td_backward(td_mean(td_square(nn_linear_apply(&b, h)), TD_ALL, TD_DROP));
+        opt_step(opt, 0.1);
+        if (!td_step(td)) return 1;
+        layouts[rank][s] = settles[settled_count - 1].layout;
+    }
+    opt_close(opt);
+    td_close(td);
+    return 0;
+}
+
+START_TEST(test_where_collectives_find_their_values_is_told_alike_on_all_ranks)
+{
+    ck_assert_int_eq(par_run_threads(2, &patient, train_told, NULL), 0);
+    for (int s = 0; s < 2; s++) ck_assert_uint_eq(layouts[0][s], layouts[1][s]);
+    ck_assert_uint_ne(layouts[0][0], 0);
+    ck_assert_uint_ne(layouts[0][0], layouts[0][1]);
+}
+END_TEST
+
 START_TEST(test_what_was_given_up_is_not_read)
 {
     for (int way = 0; way < 3; way++) {
@@ -794,10 +970,13 @@ TESTS("nccl_calls", test_a_library_that_cannot_be_used_is_said, test_versions_ar
       test_a_bare_collective_that_is_not_done_has_a_deadline, test_where_nothing_connects_gpus_nothing_is_called_bare, test_an_older_nccl_sends_parts_one_by_one,
       test_calls_are_counted_as_those_of_other_transports, test_calls_without_elements_are_counted_and_not_made,
       test_runs_that_call_nothing_are_counted_as_what_they_repeat, test_a_call_in_progress_is_asked_after_until_it_is_not,
+      test_the_memory_of_steps_is_registered_with_each_communicator, test_where_steps_lie_differently_there_are_no_windows,
+      test_windows_are_made_where_they_are_asked_for_and_nccl_has_them, test_windows_that_cannot_be_made_stop_the_world,
       test_ranks_that_do_not_connect_are_given_up_in_time, test_a_call_that_fails_or_stays_in_progress_ends_in_time,
       test_an_error_behind_a_call_stops_the_world, test_who_knows_better_why_is_heard_first,
       test_communicators_are_given_up_when_another_rank_fails, test_a_call_ends_when_another_rank_fails,
       test_a_call_that_does_not_return_is_ended_in_time,
       test_a_gpu_that_is_stuck_is_told_by_what_other_ranks_did, test_of_many_runs_the_oldest_is_named,
       test_a_host_that_does_not_come_through_a_run_is_seen, test_a_gpu_that_gets_on_is_let_be, test_a_busy_rank_excuses_those_that_wait,
-      test_a_transport_is_told_of_each_run_of_a_plan, test_what_was_given_up_is_not_read)
+      test_a_transport_is_told_of_each_run_of_a_plan, test_a_transport_is_told_where_steps_lie,
+      test_where_collectives_find_their_values_is_told_alike_on_all_ranks, test_what_was_given_up_is_not_read)
