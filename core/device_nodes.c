@@ -58,10 +58,20 @@ static bool clear_by_kernel(td_context *td, cudaGraph_t graph, cudaGraphNode_t n
                            take_place(td, graph, node, by, n));
 }
 
+/* Of nodes that only the driver makes, waits for a value in memory, say, the runtime tells no type: they stay as they are. */
+static bool type_of(td_context *td, cudaGraphNode_t node, enum cudaGraphNodeType *type)
+{
+    cudaError_t status = cudaGraphNodeGetType(node, type);
+    if (status != cudaErrorUnknown) return nodes_ok(td, status);
+    cudaGetLastError();
+    *type = cudaGraphNodeTypeCount;
+    return true;
+}
+
 static bool visit(td_context *td, cudaGraph_t graph, cudaGraphNode_t node, neighbours *n)
 {
     enum cudaGraphNodeType type;
-    if (!nodes_ok(td, cudaGraphNodeGetType(node, &type))) return false;
+    if (!type_of(td, node, &type)) return false;
     bool is_kernel = type == cudaGraphNodeTypeKernel;
     if (type == cudaGraphNodeTypeMemset && !clear_by_kernel(td, graph, node, n, &is_kernel)) return false;
     td->device_counts.others += !is_kernel;

@@ -35,6 +35,13 @@ static bool gpu_for(const char *test)
     return has;
 }
 
+/* The driver's function of that name. */
+static void find_in_driver(const char *name, void *to)
+{
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW);
+    ck_assert_msg(driver && (*(void **)to = dlsym(driver, name)), "the driver has no %s", name);
+}
+
 /* ---- A small model ---------------------------------------------------------------------------------------- */
 
 enum { ROWS = 64, IN = 300, HIDDEN = 520, CLASSES = 10 };
@@ -122,13 +129,10 @@ END_TEST
 /* How long the piece of memory is that begins there; 0: none does. */
 static size_t piece_at(const void *memory)
 {
-    void *driver = dlopen("libcuda.so.1", RTLD_NOW);
-    int (*range)(uintptr_t *begin, size_t *bytes, uintptr_t of) = NULL;
+    int (*range)(uintptr_t *begin, size_t *bytes, uintptr_t of);
     uintptr_t begin = 0;
     size_t bytes = 0;
-    ck_assert_ptr_nonnull(driver);
-    *(void **)&range = dlsym(driver, "cuMemGetAddressRange_v2");
-    ck_assert_ptr_nonnull(range);
+    find_in_driver("cuMemGetAddressRange_v2", &range);
     ck_assert_int_eq(range(&begin, &bytes, (uintptr_t)memory), 0);
     return begin == (uintptr_t)memory ? bytes : 0;
 }
@@ -434,6 +438,41 @@ END_TEST
 
 /* ---- Graphs ----------------------------------------------------------------------------------------------- */
 
+static bool five_shape(td_call *call)
+{
+    call->out[0].shape = (td_shape){ 0 };
+    call->out[0].dtype = TD_I32;
+    return true;
+}
+
+static void five_cpu(const td_kernel *k) { *(int32_t *)k->out[0].data = 5; }
+
+/* The queue writes it itself: in a graph that is a node of which the runtime knows nothing, as those are by which copy engines wait. */
+static void five_cuda(const td_kernel *k)
+{
+    int (*write)(void *queue, uintptr_t to, uint32_t value, unsigned flags);
+    find_in_driver("cuStreamWriteValue32_v2", &write);
+    ck_assert_int_eq(write(k->run->queue, (uintptr_t)k->out[0].data, 5, 0), 0);
+}
+
+static const td_op five = { .name = "five", .inputs = 1, .shape = five_shape, .cpu = five_cpu, .cuda = TD_CUDA(five_cuda) };
+
+START_TEST(test_graphs_may_have_nodes_that_only_the_driver_knows)
+{
+    if (!gpu_for(__func__)) return;
+    td_context *td = open_gpu((td_options){ 0 });
+    for (int s = 0; s < 5; s++) {
+        td_tensor x = td_uniform(td, TD_SHAPE(100)), y = td_record(&five, TD_HERE, 1, &x, NULL);
+        td_keep(y);
+        ck_assert_msg(td_step(td), "%s", td_error_text(td));
+        ck_assert_double_eq(td_item(y), 5);
+    }
+    ck_assert_int_eq(td->device_counts.graphs, TD_INPUT_SETS);
+    ck_assert_int_gt(td->device_counts.others, 0);
+    td_close(td);
+}
+END_TEST
+
 /* Products and attention large enough for what libraries count in memory that they clear before. */
 START_TEST(test_graphs_of_products_and_attention_are_of_kernels_alone)
 {
@@ -621,12 +660,13 @@ START_TEST(test_a_deterministic_context_gives_the_same_bits_without_a_cache)
 }
 END_TEST
 
-TESTS("device", test_the_planned_peak_is_what_is_asked_of_the_gpu, test_what_grows_stays_where_it_is, test_steps_are_of_one_piece_where_ranks_reach_them,
-      test_a_step_that_cannot_fit_is_refused_before_memory_is_taken, test_memory_that_is_not_there_is_an_error_one_can_go_on_from,
+TESTS("device", test_the_planned_peak_is_what_is_asked_of_the_gpu, test_what_grows_stays_where_it_is,
+      test_steps_are_of_one_piece_where_ranks_reach_them, test_a_step_that_cannot_fit_is_refused_before_memory_is_taken, test_memory_that_is_not_there_is_an_error_one_can_go_on_from,
       test_host_memory_that_runs_out_ends_in_a_sentence_and_leaks_nothing,
       test_initial_values_are_the_hosts, test_a_loss_is_read_a_step_late_or_at_the_end,
       test_a_host_that_is_ahead_goes_on_to_another_step,
       test_a_replayed_step_is_handed_over_in_20_us, test_offloaded_state_learns_as_state_on_the_gpu,
-      test_inputs_may_be_written_again_when_they_have_been_read, test_graphs_of_products_and_attention_are_of_kernels_alone, test_tasks_are_timed_within_their_run,
+      test_inputs_may_be_written_again_when_they_have_been_read, test_graphs_may_have_nodes_that_only_the_driver_knows,
+      test_graphs_of_products_and_attention_are_of_kernels_alone, test_tasks_are_timed_within_their_run,
       test_a_profile_owns_the_names_of_kernels_that_were_chosen, test_the_floor_is_the_gpus,
       test_algorithms_are_kept_and_damaged_ones_chosen_again, test_a_deterministic_context_gives_the_same_bits_without_a_cache)
