@@ -35,7 +35,7 @@ const run_flag run_common_flags[] = {
       .help = "fsdp, hsdp: no: what is gathered for the forward stays for the backward; G: sharded among G ranks" },
     { .name = "prefetch", .kind = RUN_COUNT, .standard = "1", .most = 1e6,
       .help = "zero3, fsdp, hsdp: units gathered ahead of use" },
-    { .name = "windows", .kind = RUN_SWITCH, .standard = "false", .commands = RUN_TRAIN | RUN_EVAL | RUN_BENCH,
+    { .name = "windows", .kind = RUN_SWITCH, .standard = "false", .commands = RUN_TRAIN | RUN_EVAL | RUN_BENCH | RUN_PLAN,
       .help = "ranks with a GPU each: they reach into the memory of one another's steps" },
     { .name = "offload", .kind = RUN_CHOICE, .choices = "none|optimizer|parameters|all", .standard = "none",
       .commands = RUN_TRAIN | RUN_EVAL | RUN_BENCH | RUN_PLAN,
