@@ -119,11 +119,8 @@ static bool refuse_sharing(par_attached *a, const uint64_t *keys)
 static bool carry_shared(par_attached *a, const par_device *device, const par_gpu_use *use)
 {
     td_transport inner = a->transport;
-    if (a->world->here > 1) /* their driver calls one function at a time, and each waits for the other's */
-        return refuse(a, TD_ERROR_UNSUPPORTED, "ranks that are threads of one process cannot share a GPU: start each as a process (--ranks)");
     if (!par_transport_staged(a->world, a->rank, a->td, &inner, device, &a->transport)) return false;
     a->staged = par_local_at(a->world, a->rank);
-    a->on_gpu = use->with;
     a->world->on_device = "staged";
     if (a->options.windows && a->rank == 0)
         td_message(a->td, TD_LOG_WARNING, "ranks that share a GPU have no windows: collectives go through the host's memory");
@@ -140,14 +137,15 @@ static bool carry_apart(par_attached *a, const par_device *device)
     return par_transport_nccl(a->world, a->rank, a->td, &inner, device, a->options.windows, &a->transport);
 }
 
-/* As NCCL tells GPUs apart: NCCL_HOSTID says of which host it is to take a rank for, and ranks of several such hosts it connects through
- * sockets; NCCL_MULTI_RANK_GPU_ENABLE=1 has it (2.30 and newer) connect those of one host, too, whose GPU is the same. 0: CUDA does not
- * tell. */
+/* NCCL lets ranks share a GPU (2.30 and newer). */
+static bool nccl_shares(void) { return par_environment_number("NCCL_MULTI_RANK_GPU_ENABLE") > 0; }
+
+/* As NCCL tells GPUs apart: NCCL_HOSTID says of which host it is to take a rank for. Ranks of several such hosts it connects through
+ * sockets, and their GPUs may be one. 0: CUDA does not tell. */
 static uint64_t gpu_key(par_attached *a, const par_device *device)
 {
     uint64_t key = device->key(td_queue(a->td));
     const char *host = getenv("NCCL_HOSTID");
-    if (key && par_environment_number("NCCL_MULTI_RANK_GPU_ENABLE") > 0) key = td_mix(key, (uint64_t)a->rank);
     return key && host && *host ? td_mix(key, td_hash_text(host)) : key;
 }
 
@@ -158,7 +156,11 @@ bool par_carry_by(par_attached *a, const td_mesh *mesh, const par_device *device
     if (!own || !tell_keys(a->world, a->rank, &a->transport, mesh->axes, own, keys)) return false;
     par_gpu_use use = par_gpu_use_of(keys, a->world->ranks, a->rank);
     if (!use.shared) return carry_apart(a, device);
-    return a->options.share_gpu ? carry_shared(a, device, &use) : refuse_sharing(a, keys);
+    if (!a->options.share_gpu) return refuse_sharing(a, keys);
+    if (a->world->here > 1) /* their driver calls one function at a time, and each waits for the other's */
+        return refuse(a, TD_ERROR_UNSUPPORTED, "ranks that are threads of one process cannot share a GPU: start each as a process (--ranks)");
+    a->on_gpu = use.with;
+    return nccl_shares() ? carry_apart(a, device) : carry_shared(a, device, &use);
 }
 
 bool par_carry(par_attached *a, const td_mesh *mesh)

@@ -220,6 +220,9 @@ START_TEST(test_ranks_on_one_gpu_divide_its_memory)
     if (!has_gpu()) SKIP("no CUDA device");
     int status = launch("memory", 2, 100, message, sizeof message);
     ck_assert_msg(status == 0, "status %d: %s", status, message);
+    if (ON_HOST || ranks_nccl_version() < 23000) return;
+    status = launch("nccl memory", 2, 100, message, sizeof message);
+    ck_assert_msg(status == 0, "through NCCL: status %d: %s", status, message);
 }
 END_TEST
 
