@@ -207,13 +207,26 @@ static void *alone(td_context *td, int64_t bytes, const char *kind)
     return memory;
 }
 
+/* Before a pool grows in which nothing is to lie in two pieces. Steps' is emptied, as at most one arena is in use. State's has a piece for all
+ * that is laid out; what comes later begins in one of its own. */
+static bool settle(td_context *td, struct td_pools *p, pool *of, const char *kind, int64_t *at)
+{
+    if (!strcmp(kind, "step") && of->mapped && !of->given) return empty(td, p, of);
+    if (strcmp(kind, "state")) return true;
+    *at = of->mapped;
+    if (of->mapped) return true;
+    if (!map(td, p, of, td_state_bytes(td, TD_DEVICE), kind)) return false;
+    td->state_piece = (void *)(uintptr_t)of->base;
+    td->state_piece_bytes = of->mapped;
+    return true;
+}
+
 void *td_cuda_get(td_context *td, int64_t bytes, const char *kind)
 {
     pool *from = pool_of(td, kind);
     if (!from) return alone(td, bytes, kind);
     int64_t at = td_round_up(from->used, TD_GPU_ALIGN);
-    bool grows = at + bytes > from->mapped, of_one_piece = td_settles(td) && !strcmp(kind, "step");
-    if (from->mapped && grows && of_one_piece && !from->given && !empty(td, *td_pools_of(td), from)) return NULL;
+    if (td_settles(td) && at + bytes > from->mapped && !settle(td, *td_pools_of(td), from, kind, &at)) return NULL;
     if (!map(td, *td_pools_of(td), from, at + bytes, kind)) return NULL;
     from->used = at + bytes;
     from->given++;

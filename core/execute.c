@@ -34,10 +34,10 @@ void td_parallel_for(const td_run *run, int64_t count, int64_t grain, td_range_f
 
 bool td_settles(const td_context *td) { return td->run.transport && td->run.transport->settle && td->page_bytes; }
 
-static bool tell_transport(td_context *td, void *memory, int64_t bytes, uint64_t layout)
+static bool tell_transport(td_context *td, const td_settled *where)
 {
     const td_transport *t = td->run.transport;
-    bool changed = false, told = !td_settles(td) || t->settle(t->self, memory, bytes, layout, &changed);
+    bool changed = false, told = !td_settles(td) || t->settle(t->self, where, &changed);
     td->arena_epoch += changed;
     return told;
 }
@@ -46,7 +46,7 @@ void td_arena_drop(td_context *td, td_memory memory)
 {
     void **arena = memory == TD_HOST ? &td->host_arena : &td->arena;
     int64_t *have = memory == TD_HOST ? &td->host_arena_bytes : &td->arena_bytes;
-    if (memory == TD_DEVICE && *arena) tell_transport(td, NULL, 0, 0);
+    if (memory == TD_DEVICE && *arena) tell_transport(td, NULL);
     td_device_of(td, memory)->put(td, *arena, *have, memory == TD_HOST ? "pinned" : "step");
     *arena = NULL;
     *have = 0;
@@ -96,8 +96,16 @@ bool td_plan_settle(td_context *td, td_planned *plan)
     return true;
 }
 
-/* Where what its collectives take and give lies in the arena, as a number. */
-static uint64_t layout_of(const td_planned *plan)
+/* How far into the arena, or into state's piece, it is; -1: in neither. */
+static int64_t place_in(const td_context *td, const td_planned *plan, const td_binding *b)
+{
+    uintptr_t at = (uintptr_t)block_base(td, plan, b->block) + (uintptr_t)b->offset;
+    uintptr_t arena = at - (uintptr_t)td->arena, state = at - (uintptr_t)td->state_piece;
+    if (td->arena && arena < (uintptr_t)td->arena_bytes) return 2 * (int64_t)arena;
+    return td->state_piece && state < (uintptr_t)td->state_piece_bytes ? 2 * (int64_t)state + 1 : -1;
+}
+
+static uint64_t layout_of(const td_context *td, const td_planned *plan)
 {
     uint64_t layout = 0;
     for (uint32_t t = 0; t < plan->task_count; t++) {
@@ -106,10 +114,7 @@ static uint64_t layout_of(const td_planned *plan)
         for (uint32_t i = 0; i < plan->fixed_count && k->op->flags & TD_OP_COLLECTIVE; i++) {
             const td_binding *b = &plan->bindings[i];
             uintptr_t at = (uintptr_t)b->pointer;
-            int64_t offset = b->offset;
-            if ((at < begin || at >= end) && b->pointer != &k->workspace) continue;
-            const td_block *root = td_block_root(plan, b->block, &offset);
-            if (root->kind == TD_BLOCK_ARENA) layout = td_mix(layout, td_mix(t, (uint64_t)(root->offset + offset)));
+            if ((at >= begin && at < end) || b->pointer == &k->workspace) layout = td_mix(layout, td_mix(t, (uint64_t)place_in(td, plan, b)));
         }
     }
     return layout;
@@ -117,7 +122,10 @@ static uint64_t layout_of(const td_planned *plan)
 
 bool td_plan_tell(td_context *td, const td_planned *plan)
 {
-    return !td_settles(td) || tell_transport(td, td->arena, td->arena_bytes, layout_of(plan));
+    td_settled where = { .steps = td->arena, .step_bytes = td->arena_bytes, .state = td->state_piece, .state_bytes = td->state_piece_bytes };
+    if (!td_settles(td)) return true;
+    where.layout = layout_of(td, plan);
+    return tell_transport(td, &where);
 }
 
 const void *td_plan_output_at(const td_context *td, const td_planned *plan, const td_plan_output *o)

@@ -201,6 +201,8 @@ struct td_context {
     uint32_t aside_count, aside_room;
     void *arena, *host_arena;
     int64_t arena_bytes, host_arena_bytes;
+    void *state_piece;                        /* state's memory, as td_settled has it */
+    int64_t state_piece_bytes;
     uint64_t arena_epoch;                     /* how often one of them came to lie elsewhere */
     int64_t page_bytes;                       /* a GPU's memory is taken by whole pages of so many bytes; 0: by the byte */
     int64_t steps;                            /* td_step calls that ran */
@@ -427,6 +429,8 @@ bool td_plan_run(td_context *td, td_planned *plan);
 bool td_is_sound(td_context *td);
 /* Memory for the step, and for state the plan reads; binds what stays where it is. */
 bool td_plan_settle(td_context *td, td_planned *plan);
+/* Of this rank's part of what is laid out. */
+int64_t td_state_bytes(const td_context *td, td_memory memory);
 /* Before the plan's first run: tells the transport where it lies, if that wants to know (td_settles). */
 bool td_plan_tell(td_context *td, const td_planned *plan);
 bool td_settles(const td_context *td);

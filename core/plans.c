@@ -101,7 +101,7 @@ static int64_t step_bytes(const td_context *td, int64_t arena_bytes, int64_t slo
     return in_pages(td, arena_bytes) + in_pages(td, inputs);
 }
 
-static int64_t planned_state_bytes(const td_context *td, td_memory memory)
+int64_t td_state_bytes(const td_context *td, td_memory memory)
 {
     int64_t bytes = 0, align = td->device->is_gpu && memory == TD_DEVICE ? TD_GPU_ALIGN : 1;
     for (uint32_t u = 0; u < td->unit_count; u++) {
@@ -115,7 +115,7 @@ static int64_t planned_state_bytes(const td_context *td, td_memory memory)
 
 static bool check_memory(td_context *td, const td_planned *plan)
 {
-    int64_t cap = td->options.memory_bytes, state = planned_state_bytes(td, TD_DEVICE), step = step_bytes(td, plan->arena_bytes, plan->slot_bytes);
+    int64_t cap = td->options.memory_bytes, state = td_state_bytes(td, TD_DEVICE), step = step_bytes(td, plan->arena_bytes, plan->slot_bytes);
     if (!cap || state + step <= cap) return true;
     const td_block *largest = NULL;
     for (uint32_t b = 0; b < plan->block_count; b++) {
@@ -134,7 +134,7 @@ static bool check_memory(td_context *td, const td_planned *plan)
 void td_plan_report(td_context *td, const td_planned *plan, double ms)
 {
     td_report *r = &td->report;
-    r->state_bytes = planned_state_bytes(td, TD_DEVICE);
+    r->state_bytes = td_state_bytes(td, TD_DEVICE);
     r->step_bytes = step_bytes(td, plan->arena_bytes, plan->slot_bytes);
     int64_t arena = plan->arena_bytes, slots = plan->slot_bytes, host = plan->host_arena_bytes;
     for (uint32_t i = 0; i < td->plan_count; i++) {
@@ -144,7 +144,7 @@ void td_plan_report(td_context *td, const td_planned *plan, double ms)
     }
     r->peak_bytes = r->state_bytes + step_bytes(td, arena, slots);
     r->live_bytes = plan->live_bytes;
-    r->host_bytes = planned_state_bytes(td, TD_HOST) + host;
+    r->host_bytes = td_state_bytes(td, TD_HOST) + host;
     r->copied_bytes = plan->cost.copied;
     r->flops = plan->cost.flops;
     r->bytes_moved = plan->cost.bytes;
@@ -208,7 +208,7 @@ static void print_plan(td_context *td, const td_planned *plan)
 static int64_t room_left(const td_context *td, const td_planned *plan)
 {
     if (!td->options.memory_bytes) return INT64_MAX;
-    return td->options.memory_bytes - planned_state_bytes(td, TD_DEVICE) - step_bytes(td, plan->arena_bytes, plan->slot_bytes);
+    return td->options.memory_bytes - td_state_bytes(td, TD_DEVICE) - step_bytes(td, plan->arena_bytes, plan->slot_bytes);
 }
 
 /* Values are made again for memory: as many as it takes where the step does not fit; and on a GPU, where it is worth most and costs least,

@@ -500,6 +500,13 @@ static inline int td_axes(int first, int last) { return first | (last - first) <
 /* What collectives sent: bytes by one rank, ring-optimal, and calls. */
 typedef struct td_sent { int64_t bytes, calls; } td_sent;
 
+/* The device's memory that steps have, and what state has, each of one piece; of state that the program makes later there may be more. */
+typedef struct td_settled {
+    void *steps, *state;                      /* NULL: none */
+    int64_t step_bytes, state_bytes;
+    uint64_t layout;                          /* the same where what a plan's collectives take and give lies at the same place in them */
+} td_settled;
+
 /* Collectives among the ranks of one mesh axis, or of several that follow one another (td_axes). Counts are elements of one rank's part;
  * buffers may be in place where noted. Each returns false after it has said why through `fail` (a rank died, a deadline passed). Sums are
  * taken in rank order, unless they are taken on the device. `bytes` of a call sent by one rank, ring-optimal, are counted in `sent`.
@@ -514,11 +521,9 @@ typedef struct td_transport {
     /* A plan will call with operands of so many bytes, in and out: what a call needs besides is made in the first run of a plan, which is
      * not captured. NULL: nothing. */
     bool (*expect)(void *self, int64_t in_bytes, int64_t out_bytes);
-    /* Before a plan's first run, by all ranks: the values of steps lie in `bytes` bytes of the device's memory, of one piece, and what the
-     * plan's collectives take and give of that lies there as `layout` tells, a number that is the same where it lies the same. NULL, 0,
-     * 0: the memory will be given back, once the device's queue is empty. Sets *changed where graphs with collectives are to be made again.
-     * NULL: nobody asks, and the memory may be of several pieces. */
-    bool (*settle)(void *self, void *memory, int64_t bytes, uint64_t layout, bool *changed);
+    /* Before a plan's first run, by all ranks: where steps and state lie. `where` NULL: that memory will be given back, once the device's
+     * queue is empty. Sets *changed where graphs with collectives are to be made again. NULL: nobody asks, and it may be of several pieces. */
+    bool (*settle)(void *self, const td_settled *where, bool *changed);
     bool (*all_reduce)(void *self, int axis, void *data, int64_t count, td_dtype dtype);                    /* in place */
     bool (*reduce_scatter)(void *self, int axis, const void *in, void *out, int64_t count, td_dtype dtype); /* in: ranks x count */
     bool (*all_gather)(void *self, int axis, const void *in, void *out, int64_t count, td_dtype dtype);     /* out: ranks x count */

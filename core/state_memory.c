@@ -110,9 +110,8 @@ static bool initialise_on_gpu(td_context *td, const td_device *device, const td_
 
 static const char *kind_of_memory(const td_unit *u) { return u->place.memory == TD_HOST ? "pinned" : "state"; }
 
-bool td_unit_allocate(td_context *td, uint32_t unit)
+static bool allocate(td_context *td, td_unit *u)
 {
-    td_unit *u = &td->units[unit];
     if (u->memory) return true;
     int64_t begin, end;
     td_unit_range(td, u, &begin, &end);
@@ -124,6 +123,15 @@ bool td_unit_allocate(td_context *td, uint32_t unit)
     if (device->is_gpu) return initialise_on_gpu(td, device, u);
     initialise(td, u, u->memory);
     return true;
+}
+
+/* Where ranks reach into one another's state all that is laid out has memory at once, in order, so that it lies alike on all. */
+bool td_unit_allocate(td_context *td, uint32_t unit)
+{
+    if (td->units[unit].memory) return true;
+    for (uint32_t u = 0; u < td->unit_count && td_settles(td); u++)
+        if (!allocate(td, &td->units[u])) return false;
+    return allocate(td, &td->units[unit]);
 }
 
 /* ---- Reading and writing from outside */

@@ -221,7 +221,8 @@ bool par_nccl_open(par_world *world, int rank, td_context *td, const td_transpor
     n->inner = *inner;
     n->run = (td_sent){ 0 };
     n->options.windows = options->windows;
-    n->apart = n->registered = false;
+    n->apart = false;
+    n->registered = (td_settled){ 0 };
     if (!connect_all(n, td)) return false;
     if (n->watched && options->windows && !n->lib.comm_window_register && rank == 0)
         td_message(td, TD_LOG_WARNING, "NCCL %s has no windows, which came with 2.27: collectives do without", nccl_version_text(n->lib.version, version));

@@ -33,7 +33,7 @@ typedef struct par_nccl_group {
     struct par_nccl_group *next;
     int first, stride, size;
     nccl_comm comm;                                     /* NULL: could not be made */
-    nccl_window window;                                 /* NULL: none, also of ranks that NCCL does not connect by their memory */
+    nccl_window window[2];                              /* steps and state; NULL: none, also of ranks that NCCL does not connect by their memory */
 } par_nccl_group;
 
 /* Behind a run that has been handed over. The host is ahead of a GPU by fewer runs than there are marks. */
@@ -52,7 +52,7 @@ typedef struct par_nccl {
     td_sent run;                                        /* what has been called since the last run was handed over */
     int device;                                         /* -1: not known yet */
     bool apart;                                         /* ranks' steps lie differently: they have no windows any more */
-    bool registered;                                    /* the memory of steps is, with each communicator of the mesh */
+    td_settled registered;                              /* with each communicator of the mesh; of zeros: nothing */
 
     pthread_mutex_t lock;                               /* of a thread that calls NCCL */
     par_nccl_group *groups;                             /* in the order of making, the last first */
@@ -96,8 +96,8 @@ static inline double par_nccl_grace(const par_nccl *n, double seconds)
 
 /* ---- nccl_windows.c --------------------------------------------------------------------------------- */
 
-/* td_transport.settle: registers the memory of steps with the mesh's communicators, where it lies the same on all ranks. */
-bool par_nccl_settle_memory(void *self, void *memory, int64_t bytes, uint64_t layout, bool *changed);
+/* td_transport.settle: registers that memory with the mesh's communicators, where it lies alike on all ranks. */
+bool par_nccl_settle_memory(void *self, const td_settled *where, bool *changed);
 
 /* ---- nccl_watch.c ---------------------------------------------------------------------------------------- */
 

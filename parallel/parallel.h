@@ -74,7 +74,7 @@ typedef struct par_options {
     const char *agreed;         /* what else must be the same on all ranks, as "batch=144 lr=0.1"; what differs is named. NULL: nothing */
     bool share_gpu;             /* ranks may share a GPU: collectives between all of them go through their hosts' memory then, for trying
                                    strategies and not for speed. Only ranks that are processes. Else each rank has one of its own. */
-    bool windows;               /* ranks with a GPU each: the memory of steps is registered with NCCL (2.27 and newer) as windows that lie
+    bool windows;               /* ranks with a GPU each: the memory of steps and state is registered with NCCL (2.27 and newer) as windows, which lie
                                    alike on all ranks, from which it takes kernels of its own and, where NCCL_CTA_POLICY=2 is set, copy
                                    engines for gathers */
     td_dtype reduce_dtype;      /* gradients are summed over ranks in it: TD_BF16; 0 (TD_F32): as parameters are stored */

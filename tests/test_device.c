@@ -139,12 +139,14 @@ static size_t piece_at(const void *memory)
 
 static int settled;
 
-static bool note_settled(void *self, void *memory, int64_t bytes, uint64_t layout, bool *changed)
+static bool note_settled(void *self, const td_settled *where, bool *changed)
 {
-    (void)self, (void)layout;
+    (void)self;
     settled++;
     *changed = true;
-    if (memory) ck_assert_uint_ge(piece_at(memory), (size_t)bytes);
+    if (!where) return true;
+    ck_assert_uint_ge(piece_at(where->steps), (size_t)where->step_bytes);
+    ck_assert_uint_eq(piece_at(where->state), (size_t)where->state_bytes);
     return true;
 }
 

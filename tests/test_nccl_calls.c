@@ -539,10 +539,14 @@ END_TEST
 
 static unsigned char steps[100] = { 21 };
 
-static void settle(const one *o, void *memory, int64_t bytes, uint64_t layout, bool changes)
+static unsigned char state[50] = { 22 };
+
+/* So many bytes of each; of neither: given back. */
+static void settle(const one *o, int64_t of_steps, int64_t of_state, uint64_t layout, bool changes)
 {
+    const td_settled where = { .steps = steps, .step_bytes = of_steps, .state = of_state ? state : NULL, .state_bytes = of_state, .layout = layout };
     bool changed = !changes;
-    ck_assert_msg(o->t.settle(o->t.self, memory, bytes, layout, &changed), "%s", td_error_text(o->td));
+    ck_assert_msg(o->t.settle(o->t.self, of_steps ? &where : NULL, &changed), "%s", td_error_text(o->td));
     ck_assert_int_eq(changed, changes);
 }
 
@@ -553,21 +557,21 @@ START_TEST(test_the_memory_of_steps_is_registered_with_each_communicator)
                       &with_windows);
     size_t before = strlen(nccl_log());
     int64_t calls_before, calls, sent = o.t.sent(o.t.self, &calls_before);
-    settle(&o, steps, 100, 7, true);
+    settle(&o, 100, 0, 7, true);
     ck_assert_str_eq(nccl_log() + before, "window c0 100 bytes from 21, flags 1\n"
                                           "window c2 100 bytes from 21, flags 1\n"
                                           "window c1 100 bytes from 21, flags 1\n");
-    settle(&o, steps, 100, 8, false); /* another plan */
-    settle(&o, NULL, 0, 0, true);
-    settle(&o, NULL, 0, 0, false);
+    settle(&o, 100, 0, 8, false); /* another plan */
+    settle(&o, 0, 0, 0, true);
+    settle(&o, 0, 0, 0, false);
     ck_assert_str_has(nccl_log(), "no window c0\nno window c2\nno window c1\n");
     fake->in_progress = 50;
     int asked = fake->asked;
-    settle(&o, steps, 60, 8, true);
-    ck_assert_int_ge(fake->asked - asked, 3 * 51);
+    settle(&o, 60, 50, 8, true);
+    ck_assert_int_ge(fake->asked - asked, 6 * 51);
     fake->in_progress = 0;
-    ck_assert_int_eq(count_of(nccl_log(), "window c1 60 bytes from 21, flags 1\n"), 1);
-    ck_assert_int_eq(count_of(nccl_log(), "window c"), 9);
+    ck_assert_str_has(nccl_log(), "window c1 60 bytes from 21, flags 1\nwindow c1 50 bytes from 22, flags 1\n");
+    ck_assert_int_eq(count_of(nccl_log(), "window c"), 12);
     ck_assert_int_eq(gathered, 3);
     ck_assert_int_eq(o.t.sent(o.t.self, &calls), sent);
     ck_assert_int_eq(calls, calls_before);
@@ -578,18 +582,18 @@ END_TEST
 START_TEST(test_where_steps_lie_differently_there_are_no_windows)
 {
     one o = open_rank(line(1, 2), &patient, &with_windows);
-    settle(&o, steps, 100, 7, true);
+    settle(&o, 100, 50, 7, true);
     differs = true;
-    settle(&o, steps, 100, 8, true);
-    ck_assert_str_has(nccl_log(), "window c0 100 bytes from 21, flags 1\nno window c0\n");
+    settle(&o, 100, 50, 8, true);
+    ck_assert_str_has(nccl_log(), "window c0 50 bytes from 22, flags 1\nno window c0\nno window c0\n");
     differs = false;
-    settle(&o, NULL, 0, 0, false);
-    settle(&o, steps, 100, 7, false);
-    ck_assert_int_eq(count_of(nccl_log(), "window c0"), 2);
+    settle(&o, 0, 0, 0, false);
+    settle(&o, 100, 50, 7, false);
+    ck_assert_int_eq(count_of(nccl_log(), "window c0"), 4);
     ck_assert_int_eq(gathered, 2);
     td_close(o.td);
     ck_assert(open_transport(&o, line(1, 2), &with_windows)); /* another context may have them */
-    settle(&o, steps, 100, 7, true);
+    settle(&o, 100, 50, 7, true);
     close_rank(&o);
 }
 END_TEST
@@ -610,11 +614,12 @@ END_TEST
 START_TEST(test_windows_that_cannot_be_made_stop_the_world)
 {
     one o = open_rank(line(1, 2), &hasty, &with_windows);
+    const td_settled where = { .steps = steps, .step_bytes = 100 };
     bool changed;
     fake->fails = 3;
-    ck_assert(!o.t.settle(o.t.self, steps, 100, 7, &changed));
-    assert_stopped(&o, "rank 1 registering the memory of its steps: NCCL: internal error (a wire)" TELLS_MORE);
-    ck_assert(!o.t.settle(o.t.self, NULL, 0, 0, &changed));
+    ck_assert(!o.t.settle(o.t.self, &where, &changed));
+    assert_stopped(&o, "rank 1 registering its memory: NCCL: internal error (a wire)" TELLS_MORE);
+    ck_assert(!o.t.settle(o.t.self, NULL, &changed));
     ck_assert_int_eq(count_of(nccl_log(), "no window"), 0); /* they went with the communicator */
     close_rank(&o);
 }
@@ -869,14 +874,13 @@ START_TEST(test_a_transport_is_told_of_each_run_of_a_plan)
 }
 END_TEST
 
-typedef struct settled { const void *memory; int64_t bytes; uint64_t layout; } settled;
-static _Thread_local settled settles[16];
+static _Thread_local td_settled settles[16];
 static _Thread_local int settled_count;
 
-static bool note_settled(void *self, void *memory, int64_t bytes, uint64_t layout, bool *changed)
+static bool note_settled(void *self, const td_settled *where, bool *changed)
 {
     (void)self;
-    settles[settled_count++ % 16] = (settled){ memory, bytes, layout };
+    settles[settled_count++ % 16] = where ? *where : (td_settled){ 0 };
     *changed = true;
     return true;
 }
@@ -893,14 +897,14 @@ START_TEST(test_a_transport_is_told_where_steps_lie)
         ck_assert(td_step(td));
     }
     ck_assert_int_eq(settled_count, 3);
-    ck_assert_int_ge(settles[0].bytes, 40);
-    ck_assert_ptr_null(settles[1].memory);
-    ck_assert_ptr_eq(settles[2].memory, td->arena);
-    ck_assert_int_eq(settles[2].bytes, td->arena_bytes);
+    ck_assert_int_ge(settles[0].step_bytes, 40);
+    ck_assert_ptr_null(settles[1].steps);
+    ck_assert_ptr_eq(settles[2].steps, td->arena);
+    ck_assert_int_eq(settles[2].step_bytes, td->arena_bytes);
     ck_assert_uint_ge(td->arena_epoch, 3); /* graphs are made again each time */
     td_close(td);
     ck_assert_int_eq(settled_count, 4);
-    ck_assert_ptr_null(settles[3].memory);
+    ck_assert_ptr_null(settles[3].steps);
 }
 END_TEST
 
