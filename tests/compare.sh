@@ -89,6 +89,10 @@ has out/RESULTS.md '| mlp | ddp | bf16 | 1,863,690 | 256 | 2 ms (0.0%) | 128k ro
 has out/RESULTS.md '| mlp | fsdp |'
 has out/RESULTS.md '580.1'
 [ "$(grep -c '^## ' out/RESULTS.md)" -eq 3 ]
+run mlp --ranks 2 --windows
+has asked '--ranks 2 --strategy ddp --windows'
+has out/RESULTS.md '| mlp | ddp, windows | bf16 |'
+has out/RESULTS.md '| mlp | ddp | bf16 |'
 cp out/RESULTS.md before
 run --section
 cmp before out/RESULTS.md
@@ -101,11 +105,12 @@ MIB=3000 run mlp --ranks 2
 refused '3 ranks have 2 GPUs, and each needs one of its own: no NVIDIA GPU 2' mlp --ranks 3
 refused "PyTorch has no 'hsdp:2x1'" mlp --ranks 2 --strategy hsdp:2x1
 refused '--strategy is for --ranks N' mlp --strategy ddp
+refused '--windows is for --ranks N, of 2 or more, with a GPU each' mlp --windows
 refused "device 'cuda:1' is not cpu or cuda, of which each rank has one" mlp --ranks 2 --device cuda:1
 
 # Another model than PyTorch's is no comparison; others are measured all the same.
 refused 'gpt-10m: Tandem trains 10745087 parameters, PyTorch 10745088' gpt-10m mlp
-[ "$(find out/results -name '*.json' | wc -l)" -eq 3 ]
+[ "$(find out/results -name '*.json' | wc -l)" -eq 4 ]
 
 # What is missing is said in a sentence.
 refused 'lacking/mlp is missing' mlp --bin lacking
