@@ -343,5 +343,6 @@ bool td_set_parallel(td_context *td, const td_parallel *parallel)
     td->mesh = parallel->mesh;
     if (parallel->on_gpu > 1) td_limit_memory(td, parallel->on_gpu);
     td->run.transport = parallel->transport;
+    if (td_is_reached(td)) td_arenas_drop(td); /* of steps without state, which may have several pieces */
     return true;
 }

@@ -11,7 +11,8 @@ static const char *const kinds[POOLS] = { "state", "step", "inputs" };
 typedef struct pool {
     CUdeviceptr base;
     int64_t mapped, used;
-    int64_t given;                            /* pieces not yet given back */
+    int64_t given;                            /* parts not yet given back */
+    int pieces;                               /* that memory was mapped in */
 } pool;
 
 struct td_pools {
@@ -164,6 +165,7 @@ static bool empty(td_context *td, const struct td_pools *p, pool *at)
     if (!driver_ok(td, p, p->unmap(at->base, (size_t)at->mapped), "giving memory back")) return false;
     td->device_counts.bytes -= at->mapped;
     at->mapped = 0;
+    at->pieces = 0;
     return true;
 }
 
@@ -185,6 +187,7 @@ static bool map(td_context *td, struct td_pools *p, pool *to, int64_t bytes, con
     if (status != CUDA_SUCCESS) (void)p->unmap(at, (size_t)more);
     if (!driver_ok(td, p, status, "allowing access to memory")) return false;
     to->mapped += more;
+    to->pieces++;
     count(td, more);
     return true;
 }
@@ -207,17 +210,26 @@ static void *alone(td_context *td, int64_t bytes, const char *kind)
     return memory;
 }
 
-/* Before a pool grows in which nothing is to lie in two pieces. Steps' is emptied, as at most one arena is in use. State's has a piece for all
- * that is laid out; what comes later begins in one of its own. */
-static bool settle(td_context *td, struct td_pools *p, pool *of, const char *kind, int64_t *at)
+static void note_state(td_context *td, const pool *of, int64_t begin)
 {
-    if (!strcmp(kind, "step") && of->mapped && !of->given) return empty(td, p, of);
-    if (strcmp(kind, "state")) return true;
-    *at = of->mapped;
-    if (of->mapped) return true;
-    if (!map(td, p, of, td_state_bytes(td, TD_DEVICE), kind)) return false;
-    td->state_piece = (void *)(uintptr_t)of->base;
-    td->state_piece_bytes = of->mapped;
+    int piece = ++td->state_pieces;
+    if (piece >= TD_PIECES) return;
+    td->settled.piece[piece].memory = (void *)(uintptr_t)(of->base + (CUdeviceptr)begin);
+    td->settled.piece[piece].bytes = of->mapped - begin;
+}
+
+/* Where ranks reach into memory nothing lies in two pieces. The step pool is emptied before it grows: it has one arena. The state pool takes a
+ * piece for all that is laid out and has no memory yet, and what is got next lies in that. */
+static bool settle(td_context *td, struct td_pools *p, pool *of, const char *kind, int64_t bytes, int64_t *at)
+{
+    bool grows = *at + bytes > of->mapped;
+    if (!strcmp(kind, "step")) return !of->mapped || of->given || !(grows || of->pieces > 1) || empty(td, p, of);
+    if (strcmp(kind, "state") || !grows) return true;
+    int64_t begin = of->mapped, missing = td_state_missing(td, TD_DEVICE);
+    td->state_skipped += begin - *at;
+    *at = begin;
+    if (!map(td, p, of, begin + (missing > bytes ? missing : bytes), kind)) return false;
+    note_state(td, of, begin);
     return true;
 }
 
@@ -226,7 +238,7 @@ void *td_cuda_get(td_context *td, int64_t bytes, const char *kind)
     pool *from = pool_of(td, kind);
     if (!from) return alone(td, bytes, kind);
     int64_t at = td_round_up(from->used, TD_GPU_ALIGN);
-    if (td_settles(td) && at + bytes > from->mapped && !settle(td, *td_pools_of(td), from, kind, &at)) return NULL;
+    if (td_is_reached(td) && !settle(td, *td_pools_of(td), from, kind, bytes, &at)) return NULL;
     if (!map(td, *td_pools_of(td), from, at + bytes, kind)) return NULL;
     from->used = at + bytes;
     from->given++;

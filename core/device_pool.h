@@ -2,8 +2,9 @@
  * as far as it is needed. What grows never moves, so graphs stay valid; it grows by whole pages, which the planned bytes count.
  *
  * Kinds "state", "step" and "inputs" have a pool each, from which memory is handed out in turn; when all of a pool has been given back, it
- * is handed out from the beginning again. Where the transport is told where they lie (td_transport.settle) "step" is one piece, of which a
- * larger one takes the place, and "state" has one for all that is laid out. Anything else, and everything where the driver cannot map memory, is allocated by itself.
+ * is handed out from the beginning again. Where ranks reach into it (td_reach) "step" is one piece, of which a larger one takes the place, and
+ * "state" has a piece for all that is laid out at once. Anything else, and everything where the driver cannot map memory, is allocated by
+ * itself.
  */
 #ifndef TANDEM_CORE_DEVICE_POOL_H
 #define TANDEM_CORE_DEVICE_POOL_H

@@ -32,24 +32,23 @@ void td_parallel_for(const td_run *run, int64_t count, int64_t grain, td_range_f
 
 /* ---- Memory */
 
-bool td_settles(const td_context *td) { return td->run.transport && td->run.transport->settle && td->page_bytes; }
+bool td_is_reached(const td_context *td) { return td->run.transport && td->run.transport->reach && td->page_bytes; }
 
-static bool tell_transport(td_context *td, const td_settled *where)
-{
-    const td_transport *t = td->run.transport;
-    bool changed = false, told = !td_settles(td) || t->settle(t->self, where, &changed);
-    td->arena_epoch += changed;
-    return told;
-}
-
-void td_arena_drop(td_context *td, td_memory memory)
+static void drop_arena(td_context *td, td_memory memory)
 {
     void **arena = memory == TD_HOST ? &td->host_arena : &td->arena;
     int64_t *have = memory == TD_HOST ? &td->host_arena_bytes : &td->arena_bytes;
-    if (memory == TD_DEVICE && *arena) tell_transport(td, NULL);
     td_device_of(td, memory)->put(td, *arena, *have, memory == TD_HOST ? "pinned" : "step");
     *arena = NULL;
     *have = 0;
+    td->last = NULL;
+}
+
+void td_arenas_drop(td_context *td)
+{
+    if (td_is_reached(td) && td->arena) td->run.transport->reach->leave(td->run.transport->self, false);
+    drop_arena(td, TD_DEVICE);
+    drop_arena(td, TD_HOST);
 }
 
 static bool ensure_arena(td_context *td, td_memory memory, int64_t bytes)
@@ -58,11 +57,10 @@ static bool ensure_arena(td_context *td, td_memory memory, int64_t bytes)
     int64_t *have = memory == TD_HOST ? &td->host_arena_bytes : &td->arena_bytes;
     if (bytes <= *have && (*arena || memory == TD_HOST)) return true;
     const void *before = *arena;
-    td_arena_drop(td, memory); /* first: so that the peak is the larger one, not both */
+    drop_arena(td, memory); /* first: so that the peak is the larger one, not both */
     *arena = td_device_of(td, memory)->get(td, bytes, memory == TD_HOST ? "pinned" : "step");
     *have = *arena ? bytes : 0;
-    td->last = NULL;
-    td->arena_epoch += *arena != before;
+    td->arena_epoch += *arena != before || td_is_reached(td);
     return *arena != NULL;
 }
 
@@ -96,16 +94,17 @@ bool td_plan_settle(td_context *td, td_planned *plan)
     return true;
 }
 
-/* How far into the arena, or into state's piece, it is; -1: in neither. */
-static int64_t place_in(const td_context *td, const td_planned *plan, const td_binding *b)
+/* In which piece, and how far into it; -1: in none that is told. */
+static int64_t place_in(const td_settled *where, uintptr_t at)
 {
-    uintptr_t at = (uintptr_t)block_base(td, plan, b->block) + (uintptr_t)b->offset;
-    uintptr_t arena = at - (uintptr_t)td->arena, state = at - (uintptr_t)td->state_piece;
-    if (td->arena && arena < (uintptr_t)td->arena_bytes) return 2 * (int64_t)arena;
-    return td->state_piece && state < (uintptr_t)td->state_piece_bytes ? 2 * (int64_t)state + 1 : -1;
+    for (int i = 0; i < TD_PIECES; i++) {
+        uintptr_t offset = at - (uintptr_t)where->piece[i].memory;
+        if (where->piece[i].memory && offset < (uintptr_t)where->piece[i].bytes) return (int64_t)offset * TD_PIECES + i;
+    }
+    return -1;
 }
 
-static uint64_t layout_of(const td_context *td, const td_planned *plan)
+static uint64_t layout_of(const td_context *td, const td_planned *plan, const td_settled *where)
 {
     uint64_t layout = 0;
     for (uint32_t t = 0; t < plan->task_count; t++) {
@@ -113,19 +112,42 @@ static uint64_t layout_of(const td_context *td, const td_planned *plan)
         uintptr_t begin = (uintptr_t)k->in, end = (uintptr_t)(k->in + k->inputs + k->outputs); /* outputs follow inputs */
         for (uint32_t i = 0; i < plan->fixed_count && k->op->flags & TD_OP_COLLECTIVE; i++) {
             const td_binding *b = &plan->bindings[i];
-            uintptr_t at = (uintptr_t)b->pointer;
-            if ((at >= begin && at < end) || b->pointer == &k->workspace) layout = td_mix(layout, td_mix(t, (uint64_t)place_in(td, plan, b)));
+            uintptr_t pointer = (uintptr_t)b->pointer;
+            if ((pointer < begin || pointer >= end) && b->pointer != &k->workspace) continue;
+            uintptr_t at = (uintptr_t)block_base(td, plan, b->block) + (uintptr_t)b->offset;
+            layout = td_mix(layout, td_mix(t, (uint64_t)place_in(where, at)));
         }
     }
     return layout;
 }
 
-bool td_plan_tell(td_context *td, const td_planned *plan)
+/* No graph may be left that reads or writes memory of a rank that takes another piece. */
+static bool make_room(td_context *td, const td_planned *plan)
 {
-    td_settled where = { .steps = td->arena, .step_bytes = td->arena_bytes, .state = td->state_piece, .state_bytes = td->state_piece_bytes };
-    if (!td_settles(td)) return true;
-    where.layout = layout_of(td, plan);
-    return tell_transport(td, &where);
+    const td_transport *t = td->run.transport;
+    bool any;
+    if (!t->reach->grows(t->self, !td->arena || plan->arena_bytes > td->arena_bytes, &any)) return false;
+    for (uint32_t p = 0; p < td->plan_count && any; p++) td->device->drop(td, td->plans[p]);
+    td->arena_epoch += any;
+    return !any || t->reach->leave(t->self, true);
+}
+
+static bool tell_where(td_context *td, const td_planned *plan)
+{
+    const td_transport *t = td->run.transport;
+    td_settled where = td->settled;
+    bool changed = false;
+    where.piece[0].memory = td->arena;
+    where.piece[0].bytes = td->arena_bytes;
+    where.layout = layout_of(td, plan, &where);
+    bool told = t->reach->settle(t->self, &where, &changed);
+    td->arena_epoch += changed;
+    return told;
+}
+
+bool td_plan_settle_first(td_context *td, td_planned *plan)
+{
+    return !td_is_reached(td) || (make_room(td, plan) && td_plan_settle(td, plan) && tell_where(td, plan));
 }
 
 const void *td_plan_output_at(const td_context *td, const td_planned *plan, const td_plan_output *o)

@@ -201,9 +201,10 @@ struct td_context {
     uint32_t aside_count, aside_room;
     void *arena, *host_arena;
     int64_t arena_bytes, host_arena_bytes;
-    void *state_piece;                        /* state's memory, as td_settled has it */
-    int64_t state_piece_bytes;
-    uint64_t arena_epoch;                     /* how often one of them came to lie elsewhere */
+    td_settled settled;                       /* where ranks reach into memory: state's pieces, as they are told */
+    int state_pieces;                         /* all of them */
+    int64_t state_skipped;                    /* bytes between them that nothing lies in */
+    uint64_t arena_epoch;                     /* how often one of them came to lie elsewhere, or ranks to reach into it anew */
     int64_t page_bytes;                       /* a GPU's memory is taken by whole pages of so many bytes; 0: by the byte */
     int64_t steps;                            /* td_step calls that ran */
     int64_t runs;                             /* of plans: steps, and values computed before their step */
@@ -429,12 +430,14 @@ bool td_plan_run(td_context *td, td_planned *plan);
 bool td_is_sound(td_context *td);
 /* Memory for the step, and for state the plan reads; binds what stays where it is. */
 bool td_plan_settle(td_context *td, td_planned *plan);
-/* Of this rank's part of what is laid out. */
+/* Of this rank's part of what is laid out; of what of it has no memory yet. */
 int64_t td_state_bytes(const td_context *td, td_memory memory);
-/* Before the plan's first run: tells the transport where it lies, if that wants to know (td_settles). */
-bool td_plan_tell(td_context *td, const td_planned *plan);
-bool td_settles(const td_context *td);
-void td_arena_drop(td_context *td, td_memory memory);
+int64_t td_state_missing(const td_context *td, td_memory memory);
+/* Whether other ranks reach into this one's memory (td_reach). */
+bool td_is_reached(const td_context *td);
+/* td_plan_settle before the plan's first run, which all ranks are about to make. */
+bool td_plan_settle_first(td_context *td, td_planned *plan);
+void td_arenas_drop(td_context *td);
 /* Calls erase(user, memory, bytes) for the arena's blocks that die with task number `task`; -1: that hold nothing yet. */
 void td_plan_dying(td_context *td, const td_planned *plan, int32_t task, void (*erase)(void *user, void *memory, size_t bytes), void *user);
 /* eager: an error that names the task if one of its outputs has a NaN. */

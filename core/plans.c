@@ -101,17 +101,25 @@ static int64_t step_bytes(const td_context *td, int64_t arena_bytes, int64_t slo
     return in_pages(td, arena_bytes) + in_pages(td, inputs);
 }
 
-int64_t td_state_bytes(const td_context *td, td_memory memory)
+static int64_t state_of(const td_context *td, td_memory memory, bool missing)
 {
     int64_t bytes = 0, align = td->device->is_gpu && memory == TD_DEVICE ? TD_GPU_ALIGN : 1;
     for (uint32_t u = 0; u < td->unit_count; u++) {
         int64_t begin, end;
         td_unit_range(td, &td->units[u], &begin, &end);
-        if ((td_memory)td->units[u].place.memory != memory) continue;
+        if ((td_memory)td->units[u].place.memory != memory || (missing && td->units[u].memory)) continue;
         bytes += td_round_up((end - begin) * td_dtype_size(td->units[u].dtype), align);
     }
-    return memory == TD_DEVICE ? in_pages(td, bytes) : bytes;
+    return bytes;
 }
+
+int64_t td_state_bytes(const td_context *td, td_memory memory)
+{
+    int64_t bytes = state_of(td, memory, false);
+    return memory == TD_DEVICE ? in_pages(td, bytes + td->state_skipped) : bytes;
+}
+
+int64_t td_state_missing(const td_context *td, td_memory memory) { return state_of(td, memory, true); }
 
 static bool check_memory(td_context *td, const td_planned *plan)
 {

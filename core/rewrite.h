@@ -500,12 +500,25 @@ static inline int td_axes(int first, int last) { return first | (last - first) <
 /* What collectives sent: bytes by one rank, ring-optimal, and calls. */
 typedef struct td_sent { int64_t bytes, calls; } td_sent;
 
-/* The device's memory that steps have, and what state has, each of one piece; of state that the program makes later there may be more. */
+/* The device's memory in which steps and state lie, in pieces: all of steps in the first, state in the others, of which there may be more than
+ * are told. */
+enum { TD_PIECES = 4 };
 typedef struct td_settled {
-    void *steps, *state;                      /* NULL: none */
-    int64_t step_bytes, state_bytes;
-    uint64_t layout;                          /* the same where what a plan's collectives take and give lies at the same place in them */
+    struct { void *memory; int64_t bytes; } piece[TD_PIECES];
+    uint64_t layout;                          /* the same where what a plan's collectives take and give lies at the same places in them */
 } td_settled;
+
+/* For transports whose ranks reach into one another's memory. Each returns false after `fail`. The first two are called by all ranks alike, before
+ * a plan's first run: */
+typedef struct td_reach {
+    /* Whether any rank's steps need more memory than they have, of which this rank says `own`. */
+    bool (*grows)(void *self, bool own, bool *any);
+    /* Where everything lies now. Sets *changed where graphs with collectives are to be made again. */
+    bool (*settle)(void *self, const td_settled *where, bool *changed);
+    /* Steps' memory will be given back: ends reaching into it. together: all ranks call it and have when it returns, since one of them grows;
+     * none has graphs then. Else a context closes. */
+    bool (*leave)(void *self, bool together);
+} td_reach;
 
 /* Collectives among the ranks of one mesh axis, or of several that follow one another (td_axes). Counts are elements of one rank's part;
  * buffers may be in place where noted. Each returns false after it has said why through `fail` (a rank died, a deadline passed). Sums are
@@ -521,9 +534,7 @@ typedef struct td_transport {
     /* A plan will call with operands of so many bytes, in and out: what a call needs besides is made in the first run of a plan, which is
      * not captured. NULL: nothing. */
     bool (*expect)(void *self, int64_t in_bytes, int64_t out_bytes);
-    /* Before a plan's first run, by all ranks: where steps and state lie. `where` NULL: that memory will be given back, once the device's
-     * queue is empty. Sets *changed where graphs with collectives are to be made again. NULL: nobody asks, and it may be of several pieces. */
-    bool (*settle)(void *self, const td_settled *where, bool *changed);
+    const td_reach *reach;                                     /* NULL: ranks do not */
     bool (*all_reduce)(void *self, int axis, void *data, int64_t count, td_dtype dtype);                    /* in place */
     bool (*reduce_scatter)(void *self, int axis, const void *in, void *out, int64_t count, td_dtype dtype); /* in: ranks x count */
     bool (*all_gather)(void *self, int axis, const void *in, void *out, int64_t count, td_dtype dtype);     /* out: ranks x count */

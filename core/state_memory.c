@@ -129,7 +129,7 @@ static bool allocate(td_context *td, td_unit *u)
 bool td_unit_allocate(td_context *td, uint32_t unit)
 {
     if (td->units[unit].memory) return true;
-    for (uint32_t u = 0; u < td->unit_count && td_settles(td); u++)
+    for (uint32_t u = 0; u < td->unit_count && td_is_reached(td); u++)
         if (!allocate(td, &td->units[u])) return false;
     return allocate(td, &td->units[unit]);
 }

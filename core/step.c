@@ -22,7 +22,7 @@ static bool run_recording(td_context *td, td_purpose purpose)
     if (!td_landed_empty(td, (int)((td->runs + 1) % TD_INPUT_SETS))) return false;
     td->runs++;
     td->last = NULL;
-    if (is_new && !(td_plan_settle(td, plan) && td_plan_tell(td, plan))) return false;
+    if (!plan->bound && !td_plan_settle_first(td, plan)) return false;
     if (!td_plan_run(td, plan)) return false;
     const td_transport *t = td->run.transport;
     if (t && t->ran) t->ran(t->self, &plan->sent);
@@ -222,7 +222,6 @@ void td_step_close(td_context *td)
 {
     td_plans_close(td);
     td_free(td, td->aside, td->aside_room * sizeof *td->aside, "host");
-    td_arena_drop(td, TD_DEVICE);
-    td_arena_drop(td, TD_HOST);
+    td_arenas_drop(td);
     td_onednn_close(td->onednn);
 }

@@ -10,6 +10,7 @@
 
 #include "core/hash.h"
 #include "parallel/gpus.h"
+#include "parallel/nccl_library.h"
 #include "parallel/transport_nccl.h"
 
 #ifdef TANDEM_CUDA
@@ -78,12 +79,12 @@ par_gpu_use par_gpu_use_of(const uint64_t *keys, int ranks, int rank)
     return u;
 }
 
-/* Each rank's key, through the CPU's transport, uncounted: steps send nothing of it. */
-static bool tell_keys(par_world *world, int rank, const td_transport *inner, int axes, uint64_t own, uint64_t *keys)
+/* A number of each rank, through the CPU's transport, uncounted: steps send nothing of it. */
+static bool tell_all(par_world *world, int rank, const td_transport *inner, int axes, uint64_t own, uint64_t *all)
 {
     par_area *area = &world->segment->area[rank];
     int64_t calls, sent = inner->sent(inner->self, &calls);
-    bool told = inner->all_gather(inner->self, td_axes(0, axes - 1), &own, keys, 1, TD_I64);
+    bool told = inner->all_gather(inner->self, td_axes(0, axes - 1), &own, all, 1, TD_I64);
     atomic_store(&area->calls, calls);
     atomic_store(&area->sent, sent);
     return told;
@@ -116,7 +117,14 @@ static bool refuse_sharing(par_attached *a, const uint64_t *keys)
     return refuse(a, TD_ERROR_USAGE, text);
 }
 
-static bool carry_shared(par_attached *a, const par_device *device, const par_gpu_use *use)
+static void tell_sharing(const par_attached *a, const par_device *device, int ranks, const char *how)
+{
+    if (a->rank == 0)
+        td_message(a->td, TD_LOG_INFO, "%d ranks share cuda:%d: collectives go through %s; for trying strategies, not for speed", ranks,
+                   device->number(td_queue(a->td)), how);
+}
+
+static bool carry_shared(par_attached *a, const par_device *device)
 {
     td_transport inner = a->transport;
     if (!par_transport_staged(a->world, a->rank, a->td, &inner, device, &a->transport)) return false;
@@ -124,9 +132,7 @@ static bool carry_shared(par_attached *a, const par_device *device, const par_gp
     a->world->on_device = "staged";
     if (a->options.windows && a->rank == 0)
         td_message(a->td, TD_LOG_WARNING, "ranks that share a GPU have no windows: collectives go through the host's memory");
-    if (a->rank == 0)
-        td_message(a->td, TD_LOG_INFO, "%d ranks share cuda:%d: collectives go through the host's memory; for trying strategies, not for speed",
-                   use->with, device->number(td_queue(a->td)));
+    tell_sharing(a, device, a->on_gpu, "the host's memory");
     return true;
 }
 
@@ -137,8 +143,15 @@ static bool carry_apart(par_attached *a, const par_device *device)
     return par_transport_nccl(a->world, a->rank, a->td, &inner, device, a->options.windows, &a->transport);
 }
 
-/* NCCL lets ranks share a GPU (2.30 and newer). */
-static bool nccl_shares(void) { return par_environment_number("NCCL_MULTI_RANK_GPU_ENABLE") > 0; }
+/* NCCL lets ranks share a GPU: it is asked to, and does from 2.30 on. */
+static bool nccl_shares(void)
+{
+    enum { SHARES = 23000 };
+    nccl_library lib;
+    char message[600];
+    bool asked = par_environment_number("NCCL_MULTI_RANK_GPU_ENABLE") > 0;
+    return asked && nccl_library_load("libnccl.so.2", &lib, message, sizeof message) && lib.version >= SHARES;
+}
 
 /* As NCCL tells GPUs apart: NCCL_HOSTID says of which host it is to take a rank for. Ranks of several such hosts it connects through
  * sockets, and their GPUs may be one. 0: CUDA does not tell. */
@@ -153,14 +166,18 @@ bool par_carry_by(par_attached *a, const td_mesh *mesh, const par_device *device
 {
     uint64_t keys[PAR_MAX_RANKS], own = gpu_key(a, device);
     if (!own) td_fail(a->td, TD_ERROR_DEVICE, "rank %d: CUDA does not tell which GPU it has", a->rank);
-    if (!own || !tell_keys(a->world, a->rank, &a->transport, mesh->axes, own, keys)) return false;
+    if (!own || !tell_all(a->world, a->rank, &a->transport, mesh->axes, own, keys)) return false;
     par_gpu_use use = par_gpu_use_of(keys, a->world->ranks, a->rank);
     if (!use.shared) return carry_apart(a, device);
     if (!a->options.share_gpu) return refuse_sharing(a, keys);
     if (a->world->here > 1) /* their driver calls one function at a time, and each waits for the other's */
         return refuse(a, TD_ERROR_UNSUPPORTED, "ranks that are threads of one process cannot share a GPU: start each as a process (--ranks)");
     a->on_gpu = use.with;
-    return nccl_shares() ? carry_apart(a, device) : carry_shared(a, device, &use);
+    if (!tell_all(a->world, a->rank, &a->transport, mesh->axes, nccl_shares(), keys)) return false;
+    for (int r = 0; r < a->world->ranks; r++)
+        if (!keys[r]) return carry_shared(a, device);
+    tell_sharing(a, device, a->on_gpu, "NCCL");
+    return carry_apart(a, device);
 }
 
 bool par_carry(par_attached *a, const td_mesh *mesh)

@@ -218,14 +218,18 @@ bool par_nccl_open(par_world *world, int rank, td_context *td, const td_transpor
         td_fail(td, TD_ERROR_USAGE, "rank %d is on another GPU than before in the same world: open a world for each", rank);
         return false;
     }
+    if (par_nccl_has_windows(n)) {
+        td_fail(td, TD_ERROR_USAGE, "rank %d has a context with windows in this world: close it first", rank);
+        return false;
+    }
     n->inner = *inner;
     n->run = (td_sent){ 0 };
     n->options.windows = options->windows;
     n->apart = false;
-    n->registered = (td_settled){ 0 };
     if (!connect_all(n, td)) return false;
     if (n->watched && options->windows && !n->lib.comm_window_register && rank == 0)
-        td_message(td, TD_LOG_WARNING, "NCCL %s has no windows, which came with 2.27: collectives do without", nccl_version_text(n->lib.version, version));
+        td_message(td, TD_LOG_WARNING, "NCCL %s has no windows, which came with 2.27: collectives do without",
+                   nccl_version_text(n->lib.version, version));
     par_nccl_fill(n, out);
     return true;
 }

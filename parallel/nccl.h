@@ -23,7 +23,8 @@
 
 typedef struct par_nccl_options {
     const char *library;                                /* its file */
-    const par_device *device;                           /* use, copy, number, marks and, for calls made bare, memory are asked for */
+    const par_device *device;                           /* use, copy, number, marks, for windows wait and, for calls made bare, memory are
+                                                           asked for */
     bool windows;                                       /* as par_options.windows */
     bool alone;                                         /* tests: ranks that are alone on an axis have a communicator, too */
 } par_nccl_options;
@@ -33,7 +34,7 @@ typedef struct par_nccl_group {
     struct par_nccl_group *next;
     int first, stride, size;
     nccl_comm comm;                                     /* NULL: could not be made */
-    nccl_window window[2];                              /* steps and state; NULL: none, also of ranks that NCCL does not connect by their memory */
+    nccl_window window[TD_PIECES];                      /* NULL: none, also of ranks that NCCL does not connect by their memory */
 } par_nccl_group;
 
 /* Behind a run that has been handed over. The host is ahead of a GPU by fewer runs than there are marks. */
@@ -51,8 +52,9 @@ typedef struct par_nccl {
     td_transport inner;
     td_sent run;                                        /* what has been called since the last run was handed over */
     int device;                                         /* -1: not known yet */
-    bool apart;                                         /* ranks' steps lie differently: they have no windows any more */
+    bool apart;                                         /* ranks' values lie differently: they have no windows any more */
     td_settled registered;                              /* with each communicator of the mesh; of zeros: nothing */
+    _Atomic int64_t windows;                            /* that NCCL has made, in all */
 
     pthread_mutex_t lock;                               /* of a thread that calls NCCL */
     par_nccl_group *groups;                             /* in the order of making, the last first */
@@ -96,8 +98,8 @@ static inline double par_nccl_grace(const par_nccl *n, double seconds)
 
 /* ---- nccl_windows.c --------------------------------------------------------------------------------- */
 
-/* td_transport.settle: registers that memory with the mesh's communicators, where it lies alike on all ranks. */
-bool par_nccl_settle_memory(void *self, const td_settled *where, bool *changed);
+extern const td_reach par_nccl_reach;
+bool par_nccl_has_windows(const par_nccl *n);
 
 /* ---- nccl_watch.c ---------------------------------------------------------------------------------------- */
 

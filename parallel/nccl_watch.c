@@ -4,11 +4,16 @@
  * with the reason, if it is not stopped already, and gives the communicators up: kernels end, the host's waits return, and the rank hears
  * from its transport that what was computed is to be thrown away. Giving up comes back once the graphs are gone that use communicators.
  *
+ * Where windows have been made that may not be so: NCCL's kernels for them (before 2.29.7), and copy engines, do not look whether they are given
+ * up. A GPU that has not come out of its runs some seconds later never does, nor does the thread that waits for it: the process ends.
+ *
  * How far the GPU has come is known by marks behind each run. Where it has not come to the next one, nor the host to its next call, for
  * as long as ranks wait for one another, and no rank is busy, somebody is late.
  */
+#include <stdio.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "core/thread.h"
 #include "parallel/mpi.h"
@@ -17,6 +22,7 @@
 static const double LOOK_S = 0.02;       /* between looks */
 static const double SECONDS_IN_NCCL = 2; /* a call that has not returned by then does not */
 static const double ENDED_S = 5;         /* what another rank had to give before it ended has come by then */
+static const double OUT_S = 4;           /* a GPU whose communicators are given up has come out by then, or waits in a window */
 static const double DOUBT_S = 2;         /* who does not know whom its GPU waits for leaves so long to others, to say what they know */
 
 /* What the rank had come to when the watcher last looked. */
@@ -141,16 +147,33 @@ static bool lock_within(pthread_mutex_t *lock, double seconds)
     return pthread_mutex_timedlock(lock, &until) == 0;
 }
 
+static void *end_process(void *argument)
+{
+    par_nccl *n = argument;
+    par_world *world = n->me->world;
+    progress p = { .on_device = true };
+    n->options.device->use(n->device);
+    for (double until = par_seconds() + par_nccl_grace(n, OUT_S); p.on_device && par_seconds() < until; look_at_runs(n, &p))
+        nanosleep(&(struct timespec){ .tv_nsec = (long)(1e9 * LOOK_S) }, NULL);
+    if (!p.on_device) return NULL;
+    if (par_tells_error(world, n->me->rank))
+        fprintf(stderr, "%s\nrank %d ends without its GPU, which waits in a window for a rank that does not come\n", par_broken(world), n->me->rank);
+    _exit(1);
+}
+
 /* All at once: to give one up is done when kernels that may wait for another's have ended. */
 static void give_up(par_nccl *n)
 {
+    pthread_t ending;
     atomic_store(&n->given_up, true);
+    bool may_wait = par_broken(n->me->world) && atomic_load(&n->windows) > 0 && td_thread_start(&ending, end_process, n) == 0;
     bool locked = lock_within(&n->lock, par_nccl_grace(n, SECONDS_IN_NCCL));
     n->lib.group_start();
     for (par_nccl_group *g = n->groups; g; g = g->next)
         if (g->comm) n->lib.comm_abort(g->comm);
     n->lib.group_end();
     if (locked) pthread_mutex_unlock(&n->lock);
+    if (may_wait) pthread_join(ending, NULL);
 }
 
 static bool has_let_go(const par_nccl *n, const par_nccl_group *g, double until)

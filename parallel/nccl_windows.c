@@ -4,27 +4,39 @@
  * NCCL reckons by offsets: what a collective takes and gives must lie at the same one on all its ranks. Plans for the same program do, unless
  * a rank with less memory makes values again that others keep. So before a plan's first run ranks compare; where one differs all do
  * without from then on.
+ *
+ * A rank's memory is free when all have let go of it. So where one grows all drop their windows first, and meet.
  */
+#include <string.h>
+
 #include "parallel/nccl.h"
 
 /* What must be the same on all ranks. */
-typedef struct lies {
-    int64_t step_bytes, state_bytes, layout;
-} lies;
+typedef struct layout {
+    int64_t bytes[TD_PIECES], places;
+} layout;
 
-/* Through the CPU transport, uncounted: steps send nothing of it. */
-static bool compare(par_nccl *n, const lies *own, bool *same)
+/* Each rank's numbers, through the CPU transport; uncounted: steps send nothing of it. */
+static bool tell_all(par_nccl *n, const void *own, void *all, size_t bytes)
 {
-    lies all[PAR_MAX_RANKS];
     const td_transport *inner = &n->inner;
     n->me->uncounted = true;
-    bool told = inner->all_gather(inner->self, td_axes(0, n->me->mesh.axes - 1), own, all, sizeof *own / sizeof(int64_t), TD_I64);
+    bool told = inner->all_gather(inner->self, td_axes(0, n->me->mesh.axes - 1), own, all, (int64_t)(bytes / sizeof(int64_t)), TD_I64);
     n->me->uncounted = false;
-    *same = true;
-    for (int r = 0; r < n->me->world->ranks && told; r++)
-        *same = *same && all[r].step_bytes == own->step_bytes && all[r].state_bytes == own->state_bytes && all[r].layout == own->layout;
     return told;
 }
+
+static bool compare(par_nccl *n, const td_settled *where, bool *same)
+{
+    layout own = { .places = (int64_t)where->layout }, all[PAR_MAX_RANKS];
+    for (int i = 0; i < TD_PIECES; i++) own.bytes[i] = where->piece[i].bytes;
+    bool told = tell_all(n, &own, all, sizeof own);
+    *same = true;
+    for (int r = 0; r < n->me->world->ranks && told; r++) *same = *same && !memcmp(&all[r], &own, sizeof own);
+    return told;
+}
+
+/* ---- Windows --------------------------------------------------------------------------------------------- */
 
 /* Several axes may be the same ranks. */
 static bool seen_before(const par_nccl *n, int slot)
@@ -34,25 +46,26 @@ static bool seen_before(const par_nccl *n, int slot)
     return before < slot;
 }
 
-static bool make_window(par_nccl *n, par_nccl_group *g, void *memory, int64_t bytes, nccl_window *window)
+static bool make_window(par_nccl *n, par_nccl_group *g, int piece, const td_settled *where)
 {
-    if (!memory || !bytes) return true;
+    size_t bytes = (size_t)where->piece[piece].bytes;
+    nccl_window *window = &g->window[piece];
+    if (!bytes) return true;
     if (!par_nccl_begin(n)) return false;
-    int result = n->lib.comm_window_register(g->comm, memory, (size_t)bytes, window, NCCL_WINDOW_SYMMETRIC);
+    int result = n->lib.comm_window_register(g->comm, where->piece[piece].memory, bytes, window, NCCL_WINDOW_SYMMETRIC);
     if (result == NCCL_SUCCESS) result = NCCL_IN_PROGRESS; /* NCCL says so of a call that has just begun */
-    return par_nccl_end(n, g->comm, result, "registering its memory");
+    bool made = par_nccl_end(n, g->comm, result, "registering its memory");
+    n->windows += made && *window;
+    return made;
 }
 
 /* By all ranks in the same order. */
 static bool make_windows(par_nccl *n, const td_settled *where)
 {
     n->registered = *where;
-    for (int s = 0; s < PAR_SLOTS; s++) {
-        par_nccl_group *g = n->of_slot[s];
-        if (!g || seen_before(n, s)) continue;
-        if (!make_window(n, g, where->steps, where->step_bytes, &g->window[0])) return false;
-        if (!make_window(n, g, where->state, where->state_bytes, &g->window[1])) return false;
-    }
+    for (int s = 0; s < PAR_SLOTS; s++)
+        for (int i = 0; i < TD_PIECES && n->of_slot[s] && !seen_before(n, s); i++)
+            if (!make_window(n, n->of_slot[s], i, where)) return false;
     return true;
 }
 
@@ -63,41 +76,72 @@ static bool drop_window(par_nccl *n, const par_nccl_group *g, nccl_window *windo
     return !gone || (par_nccl_begin(n) && par_nccl_end(n, g->comm, n->lib.comm_window_deregister(g->comm, gone), "giving up its windows"));
 }
 
+bool par_nccl_has_windows(const par_nccl *n)
+{
+    bool has = false;
+    for (int i = 0; i < TD_PIECES; i++) has = has || n->registered.piece[i].bytes;
+    return has;
+}
+
 /* Each rank for itself. Of a world that was stopped they are gone with their communicators. */
 static bool drop_windows(par_nccl *n)
 {
+    if (!par_nccl_has_windows(n)) return true;
     n->registered = (td_settled){ 0 };
     if (!n->options.device->wait(td_queue(n->me->td))) return false; /* the context hears of it elsewhere */
-    for (int s = 0; s < PAR_SLOTS; s++) {
-        par_nccl_group *g = n->of_slot[s];
-        if (g && !(drop_window(n, g, &g->window[0]) && drop_window(n, g, &g->window[1]))) return false;
-    }
+    for (int s = 0; s < PAR_SLOTS; s++)
+        for (int i = 0; i < TD_PIECES && n->of_slot[s]; i++)
+            if (!drop_window(n, n->of_slot[s], &n->of_slot[s]->window[i])) return false;
     return true;
 }
 
-static bool is_registered(const par_nccl *n, const td_settled *w)
-{
-    const td_settled *r = &n->registered;
-    return r->steps == w->steps && r->state == w->state && r->step_bytes == w->step_bytes && r->state_bytes == w->state_bytes;
-}
+/* ---- What core asks for ---------------------------------------------------------------------------------- */
 
-bool par_nccl_settle_memory(void *self, const td_settled *where, bool *changed)
+static bool grows(void *self, bool own, bool *any)
 {
     par_nccl *n = self;
-    bool had = n->registered.steps || n->registered.state, same = false;
+    int64_t mine = own, all[PAR_MAX_RANKS];
+    *any = own;
+    if (!tell_all(n, &mine, all, sizeof mine)) return false;
+    for (int r = 0; r < n->me->world->ranks; r++) *any = *any || all[r];
+    return true;
+}
+
+static bool is_registered(const par_nccl *n, const td_settled *where)
+{
+    bool is = par_nccl_has_windows(n);
+    for (int i = 0; i < TD_PIECES; i++)
+        is = is && n->registered.piece[i].memory == where->piece[i].memory && n->registered.piece[i].bytes == where->piece[i].bytes;
+    return is;
+}
+
+static bool settle(void *self, const td_settled *where, bool *changed)
+{
+    par_nccl *n = self;
+    bool same;
     *changed = false;
     if (n->apart) return true;
-    if (where) {
-        const lies own = { where->step_bytes, where->state_bytes, (int64_t)where->layout };
-        if (!compare(n, &own, &same)) return false;
-        if (same && had && is_registered(n, where)) return true;
-        n->apart = !same;
-    }
-    *changed = had || same;
-    if (had && !drop_windows(n)) return false;
+    if (!compare(n, where, &same)) return false;
+    if (same && is_registered(n, where)) return true;
+    *changed = same || par_nccl_has_windows(n);
+    if (!drop_windows(n)) return false;
     if (same) return make_windows(n, where);
-    if (where && n->me->rank == 0)
-        td_message(n->me->td, TD_LOG_WARNING, "values of a step lie differently on different ranks, whose GPUs have not the same memory free: "
+    n->apart = true;
+    if (n->me->rank == 0)
+        td_message(n->me->td, TD_LOG_WARNING, "values lie differently in the memory of different ranks, whose GPUs have not the same free, say: "
                    "collectives do without NCCL's windows");
     return true;
 }
+
+static bool leave(void *self, bool together)
+{
+    par_nccl *n = self;
+    bool dropped = drop_windows(n);
+    if (!dropped || !together) return dropped;
+    n->me->uncounted = true;
+    bool met = n->inner.barrier(n->inner.self);
+    n->me->uncounted = false;
+    return met;
+}
+
+const td_reach par_nccl_reach = { .grows = grows, .settle = settle, .leave = leave };

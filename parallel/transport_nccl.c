@@ -176,7 +176,7 @@ void par_nccl_fill(par_nccl *n, td_transport *out)
         .broadcast = nccl_broadcast,
         .barrier = nccl_barrier,
         .sent = nccl_sent,
-        .settle = n->options.windows && n->lib.comm_window_register ? par_nccl_settle_memory : NULL,
+        .reach = n->options.windows && n->lib.comm_window_register ? &par_nccl_reach : NULL,
         .ran = nccl_ran,
         .is_sound = nccl_is_sound,
     };

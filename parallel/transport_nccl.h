@@ -7,7 +7,8 @@
 #include "parallel/world.h"
 
 /* Fills `out` for the rank's collectives among GPUs, on the axes of the mesh for which `inner`, a CPU transport of the same world, has been
- * made (copied; it carries what communicators begin with, and barriers). td is of a GPU, which `device` reaches and no other rank uses.
+ * made (copied; it carries what communicators begin with, and barriers). td is of a GPU, which `device` reaches and no other
+ * rank uses, unless NCCL lets ranks share one.
  * Connects the rank with those of every axis and of all axes that follow one another, which all ranks must be about to do: communicators
  * that a context before made in this world are used again. windows: as par_options.windows. The table is valid until the world closes,
  * which must be after the context.

@@ -36,7 +36,7 @@ const run_flag run_common_flags[] = {
     { .name = "prefetch", .kind = RUN_COUNT, .standard = "1", .most = 1e6,
       .help = "zero3, fsdp, hsdp: units gathered ahead of use" },
     { .name = "windows", .kind = RUN_SWITCH, .standard = "false", .commands = RUN_TRAIN | RUN_EVAL | RUN_BENCH | RUN_PLAN,
-      .help = "ranks with a GPU each: they reach into one another's memory" },
+      .help = "ranks on GPUs reach into one another's memory" },
     { .name = "offload", .kind = RUN_CHOICE, .choices = "none|optimizer|parameters|all", .standard = "none",
       .commands = RUN_TRAIN | RUN_EVAL | RUN_BENCH | RUN_PLAN,
       .help = "kept in host memory; where the optimizer's state is, the host computes its update" },

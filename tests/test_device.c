@@ -137,18 +137,34 @@ static size_t piece_at(const void *memory)
     return begin == (uintptr_t)memory ? bytes : 0;
 }
 
-static int settled;
+static int settled, left;
+
+static bool note_growth(void *self, bool own, bool *any)
+{
+    (void)self;
+    *any = own;
+    return true;
+}
 
 static bool note_settled(void *self, const td_settled *where, bool *changed)
 {
     (void)self;
     settled++;
-    *changed = true;
-    if (!where) return true;
-    ck_assert_uint_ge(piece_at(where->steps), (size_t)where->step_bytes);
-    ck_assert_uint_eq(piece_at(where->state), (size_t)where->state_bytes);
+    *changed = false;
+    ck_assert_uint_ge(piece_at(where->piece[0].memory), (size_t)where->piece[0].bytes);
+    for (int i = 1; i < TD_PIECES; i++)
+        if (where->piece[i].memory) ck_assert_uint_eq(piece_at(where->piece[i].memory), (size_t)where->piece[i].bytes);
     return true;
 }
+
+static bool note_leave(void *self, bool together)
+{
+    (void)self, (void)together;
+    left++;
+    return true;
+}
+
+static const td_reach noted = { .grows = note_growth, .settle = note_settled, .leave = note_leave };
 
 /* The third is larger than any before; graphs of those before are made again. */
 START_TEST(test_steps_are_of_one_piece_where_ranks_reach_them)
@@ -160,7 +176,7 @@ START_TEST(test_steps_are_of_one_piece_where_ranks_reach_them)
     double losses[2][STEPS];
     for (int told = 0; told < 2; told++) {
         make_model(&m, open_gpu((td_options){ 0 }));
-        td_transport own = { .self = m.td, .settle = note_settled };
+        td_transport own = { .self = m.td, .reach = &noted };
         if (told) m.td->run.transport = &own;
         for (int s = 0; s < STEPS; s++) losses[told][s] = td_item(train(&m, rows[s], s));
         size_t piece = piece_at(m.td->arena);
@@ -176,6 +192,32 @@ START_TEST(test_steps_are_of_one_piece_where_ranks_reach_them)
     }
     for (int s = 0; s < STEPS; s++) ck_assert_double_eq_tol(losses[0][s], losses[1][s], 1e-5); /* algorithms may differ */
     ck_assert_int_ge(settled, 4);
+    ck_assert_int_ge(left, 3);
+}
+END_TEST
+
+/* State that is asked for before there is an optimizer lies in a piece, what comes later in another. */
+START_TEST(test_state_is_of_as_many_pieces_as_times_it_was_laid_out)
+{
+    if (!gpu_for(__func__)) return;
+    static model m;
+    td_context *td = open_gpu((td_options){ 0 });
+    td_transport own = { .self = td, .reach = &noted };
+    float bias[CLASSES] = { 1 }, got[CLASSES];
+    int64_t most;
+    td->run.transport = &own;
+    td_module root = td_root(td);
+    nn_linear first = nn_linear_make(root, "first", IN, CLASSES);
+    ck_assert(td_state_write(first.bias, 0, CLASSES, bias));
+    ck_assert_int_eq(td->state_pieces, 1);
+    make_model(&m, td);
+    for (int s = 0; s < 3; s++) train(&m, 16, s);
+    ck_assert_int_ge(td->state_pieces, 2);
+    ck_assert_int_eq(td_device_bytes(td, &most), td_last_report(td).peak_bytes);
+    ck_assert_int_eq(td_device_bytes(td, NULL), most);
+    ck_assert(td_state_read(first.bias, 0, CLASSES, got));
+    ck_assert_mem_eq(bias, got, sizeof bias);
+    close_model(&m);
 }
 END_TEST
 
@@ -664,7 +706,8 @@ START_TEST(test_a_deterministic_context_gives_the_same_bits_without_a_cache)
 END_TEST
 
 TESTS("device", test_the_planned_peak_is_what_is_asked_of_the_gpu, test_what_grows_stays_where_it_is,
-      test_steps_are_of_one_piece_where_ranks_reach_them, test_a_step_that_cannot_fit_is_refused_before_memory_is_taken, test_memory_that_is_not_there_is_an_error_one_can_go_on_from,
+      test_steps_are_of_one_piece_where_ranks_reach_them, test_state_is_of_as_many_pieces_as_times_it_was_laid_out,
+      test_a_step_that_cannot_fit_is_refused_before_memory_is_taken, test_memory_that_is_not_there_is_an_error_one_can_go_on_from,
       test_host_memory_that_runs_out_ends_in_a_sentence_and_leaks_nothing,
       test_initial_values_are_the_hosts, test_a_loss_is_read_a_step_late_or_at_the_end,
       test_a_host_that_is_ahead_goes_on_to_another_step,

@@ -17,6 +17,7 @@
 #include <time.h>
 
 #include "core/internal.h"
+#include "parallel/nccl.h"
 #include "tests/curves.h"
 #include "tests/ranks.h"
 #include "tests/shell.h"
@@ -25,7 +26,7 @@
 #define ON_HOST 0                             /* 1: it is the host that is the GPU, some thousand times slower (tests/on_host) */
 #endif
 #define DEVICE "cuda:0"
-static const char JOB[] = "GPU_RANKS_JOB";     /* what ranks do: "curves", "memory", "kill", "stop"; "nccl curves", "nccl windows" ... */
+static const char JOB[] = "GPU_RANKS_JOB";     /* what ranks do: "curves", "memory", "kill", "stop"; "nccl curves", "nccl kill in windows" ... */
 
 static bool has_gpu(void)
 {
@@ -94,12 +95,16 @@ static bool train_all(par_world *world, int rank, const char *transport, bool wi
     bool ok = true;
     for (int i = 0; i < 2 * SHARED && ok; i++) {
         job j = job_of(i / 2, i % 2), done = j;
+        const par_nccl *n = par_local_at(world, rank)->nccl;
+        int64_t before = n ? atomic_load(&n->windows) : 0;
         j.windows = done.windows = windows || i % 4 == 0;
         if (j.ranks != par_world_size(world) || (ON_HOST && j.gpt && !check_all()) || (!strcmp(transport, "nccl") && is_known(&j))) continue;
         ok = train(world, rank, &(run_of){ &j, &done }) == 0;
         if (!ok && rank > 0) continue;
         if (!ok) snprintf(text, sizeof text, "%s %s: %s", j.gpt ? "gpt" : "mlp", j.strategy, done.error);
         else if (rank == 0) ok = is_right(&done, text, sizeof text);
+        n = par_local_at(world, rank)->nccl;
+        if (ok && windows && (n->apart || atomic_load(&n->windows) == before)) ok = snprintf(text, sizeof text, "NCCL made no windows") < 0;
         if (ok && strcmp(world->on_device, transport) != 0) ok = snprintf(text, sizeof text, "collectives went through %s", world->on_device) < 0;
         if (rank == 0) fprintf(stderr, "%s\n", text);
         if (!ok) par_fail_world(world, rank, text);
@@ -132,11 +137,11 @@ static bool divide_memory(par_world *world, int rank)
 }
 
 /* Twenty steps; in the tenth, which is in a graph, rank 1 goes wrong. */
-static bool go_wrong(par_world *world, int rank, int number)
+static bool go_wrong(par_world *world, int rank, bool windows, int number)
 {
     static float x[64];
     td_context *td = td_open(&(td_options){ .device = DEVICE, .threads = 1, .log = quiet });
-    par_attach(td, world, rank, &(par_options){ .strategy = "fsdp", .share_gpu = true });
+    par_attach(td, world, rank, &(par_options){ .strategy = "fsdp", .share_gpu = true, .windows = windows });
     nn_linear layer = nn_linear_make(td_root(td), "layer", 16, 16);
     opt_optimizer *opt = opt_sgd(td_root(td), NULL);
     bool good = true;
@@ -164,8 +169,8 @@ static int rank_main(void)
     if (nccl) ranks_share_by_nccl(rank), what += 5;
     bool ok = !strcmp(what, "curves")    ? train_all(world, rank, nccl ? "nccl" : "staged", false)
               : !strcmp(what, "windows") ? train_all(world, rank, "nccl", true)
-              : !strcmp(what, "memory") ? divide_memory(world, rank)
-                                        : go_wrong(world, rank, !strcmp(what, "kill") ? SIGKILL : SIGSTOP);
+              : !strcmp(what, "memory")  ? divide_memory(world, rank)
+                                         : go_wrong(world, rank, strstr(what, "in windows"), strstr(what, "kill") ? SIGKILL : SIGSTOP);
     par_world_close(world);
     return ok ? 0 : 3;
 }
@@ -206,7 +211,14 @@ START_TEST(test_ranks_give_one_ranks_curves_through_nccl)
     if (!dlopen("libnccl.so.2", RTLD_NOW)) SKIP("no libnccl.so.2");
     check_curves("nccl curves", 2);
     check_curves("nccl curves", 4);
-    if (ranks_nccl_version() < 23000) return; /* ranks reach one another through sockets alone */
+}
+END_TEST
+
+/* With kernels for windows, and with copy engines where NCCL has them. */
+START_TEST(test_ranks_that_reach_into_one_another_give_one_ranks_curves)
+{
+    if (ON_HOST || !has_gpu()) SKIP("no CUDA device");
+    if (ranks_nccl_version() < 23000) SKIP("no NCCL 2.30, which lets ranks share a GPU");
     setenv("NCCL_CTA_POLICY", "2", 1);
     check_curves("nccl windows", 2);
     check_curves("nccl windows", 4);
@@ -247,6 +259,11 @@ START_TEST(test_a_rank_that_goes_wrong_ends_the_others_in_their_graphs)
     if (ON_HOST || !dlopen("libnccl.so.2", RTLD_NOW)) return;
     check_fault("nccl kill", "rank 1 was killed by signal 9 (Killed)");
     check_fault("nccl stop", "rank 1 ");
+    if (ranks_nccl_version() < 23000) return;
+    setenv("NCCL_CTA_POLICY", "2", 1);
+    check_fault("nccl kill in windows", "rank 1 was killed by signal 9 (Killed)");
+    check_fault("nccl stop in windows", "rank 1 ");
+    unsetenv("NCCL_CTA_POLICY");
 }
 END_TEST
 
@@ -271,6 +288,7 @@ int main(void)
         test_two_ranks_on_one_gpu_give_one_ranks_curves,
         test_four_ranks_on_one_gpu_give_one_ranks_curves,
         test_ranks_give_one_ranks_curves_through_nccl,
+        test_ranks_that_reach_into_one_another_give_one_ranks_curves,
         test_ranks_on_one_gpu_divide_its_memory,
         test_a_rank_that_goes_wrong_ends_the_others_in_their_graphs,
         test_ranks_share_a_gpu_by_its_name,

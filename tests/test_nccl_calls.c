@@ -3,7 +3,9 @@
  * Labels: threads
  */
 #include <dlfcn.h>
+#include <sys/wait.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "core/internal.h"
 #include "nn/nn.h"
@@ -541,13 +543,20 @@ static unsigned char steps[100] = { 21 };
 
 static unsigned char state[50] = { 22 };
 
-/* So many bytes of each; of neither: given back. */
+/* So many bytes of each. */
 static void settle(const one *o, int64_t of_steps, int64_t of_state, uint64_t layout, bool changes)
 {
-    const td_settled where = { .steps = steps, .step_bytes = of_steps, .state = of_state ? state : NULL, .state_bytes = of_state, .layout = layout };
+    const td_settled where = { .piece = { { steps, of_steps }, { state, of_state } }, .layout = layout };
     bool changed = !changes;
-    ck_assert_msg(o->t.settle(o->t.self, of_steps ? &where : NULL, &changed), "%s", td_error_text(o->td));
+    ck_assert_msg(o->t.reach->settle(o->t.self, &where, &changed), "%s", td_error_text(o->td));
     ck_assert_int_eq(changed, changes);
+}
+
+static bool grows(const one *o, bool own)
+{
+    bool any;
+    ck_assert_msg(o->t.reach->grows(o->t.self, own, &any), "%s", td_error_text(o->td));
+    return any;
 }
 
 /* What a rank is alone on has none, and axes of the same ranks have one. */
@@ -562,8 +571,10 @@ START_TEST(test_the_memory_of_steps_is_registered_with_each_communicator)
                                           "window c2 100 bytes from 21, flags 1\n"
                                           "window c1 100 bytes from 21, flags 1\n");
     settle(&o, 100, 0, 8, false); /* another plan */
-    settle(&o, 0, 0, 0, true);
-    settle(&o, 0, 0, 0, false);
+    ck_assert(o.t.reach->leave(o.t.self, true));
+    ck_assert_int_eq(barriers, 1);
+    ck_assert(o.t.reach->leave(o.t.self, false));
+    ck_assert_int_eq(barriers, 1);
     ck_assert_str_has(nccl_log(), "no window c0\nno window c2\nno window c1\n");
     fake->in_progress = 50;
     int asked = fake->asked;
@@ -587,7 +598,6 @@ START_TEST(test_where_steps_lie_differently_there_are_no_windows)
     settle(&o, 100, 50, 8, true);
     ck_assert_str_has(nccl_log(), "window c0 50 bytes from 22, flags 1\nno window c0\nno window c0\n");
     differs = false;
-    settle(&o, 0, 0, 0, false);
     settle(&o, 100, 50, 7, false);
     ck_assert_int_eq(count_of(nccl_log(), "window c0"), 4);
     ck_assert_int_eq(gathered, 2);
@@ -598,14 +608,68 @@ START_TEST(test_where_steps_lie_differently_there_are_no_windows)
 }
 END_TEST
 
+START_TEST(test_all_know_whether_one_grows)
+{
+    one o = open_rank(line(1, 2), &patient, &with_windows);
+    ck_assert(grows(&o, true));
+    ck_assert(!grows(&o, false));
+    differs = true; /* the other does */
+    ck_assert(grows(&o, false));
+    close_rank(&o);
+}
+END_TEST
+
+START_TEST(test_a_second_context_waits_for_the_first_ones_windows)
+{
+    one o = open_rank(line(1, 2), &patient, &with_windows), second = o;
+    settle(&o, 100, 50, 7, true);
+    ck_assert(!open_transport(&second, line(1, 2), &with_windows));
+    ck_assert_str_eq(td_error_text(second.td), "rank 1 has a context with windows in this world: close it first");
+    td_close(second.td);
+    ck_assert(o.t.reach->leave(o.t.self, false));
+    close_rank(&o);
+}
+END_TEST
+
+/* In a child: the world stops while the GPU waits. */
+static void wait_in_a_window(int to)
+{
+    dup2(to, STDERR_FILENO);
+    one o = open_rank(line(1, 2), &hasty, &with_windows);
+    settle(&o, 100, 50, 7, true);
+    stuck = 1;
+    begin_run(&o, 0);
+    end_run(&o);
+    par_fail_world(o.world, 0, "/x/y: no such file");
+    sleep_s(0.9), sleep_s(0.9), sleep_s(0.9), sleep_s(0.9);
+    _exit(0);
+}
+
+START_TEST(test_a_process_whose_gpu_waits_in_a_window_ends)
+{
+    char text[512] = "";
+    int ends[2], status;
+    size_t used = 0;
+    ck_assert_int_eq(pipe(ends), 0);
+    pid_t child = fork();
+    if (child == 0) wait_in_a_window(ends[1]);
+    close(ends[1]);
+    for (ssize_t got = 1; got > 0 && used < sizeof text - 1; used += got > 0 ? (size_t)got : 0) got = read(ends[0], text + used, sizeof text - 1 - used);
+    close(ends[0]);
+    ck_assert_int_eq(waitpid(child, &status, 0), child);
+    ck_assert_int_eq(WEXITSTATUS(status), 1);
+    ck_assert_str_has(text, "rank 0: /x/y: no such file\nrank 1 ends without its GPU, which waits in a window");
+}
+END_TEST
+
 START_TEST(test_windows_are_made_where_they_are_asked_for_and_nccl_has_them)
 {
     one o = open_rank(line(0, 2), &patient, &options);
-    ck_assert_ptr_null(o.t.settle);
+    ck_assert_ptr_null(o.t.reach);
     ((par_nccl *)o.t.self)->lib.comm_window_register = NULL; /* before 2.27 */
     td_close(o.td);
     ck_assert(open_transport(&o, line(0, 2), &with_windows));
-    ck_assert_ptr_null(o.t.settle);
+    ck_assert_ptr_null(o.t.reach);
     ck_assert_str_has(log_text(), "NCCL 2.28.9 has no windows, which came with 2.27");
     close_rank(&o);
 }
@@ -614,12 +678,12 @@ END_TEST
 START_TEST(test_windows_that_cannot_be_made_stop_the_world)
 {
     one o = open_rank(line(1, 2), &hasty, &with_windows);
-    const td_settled where = { .steps = steps, .step_bytes = 100 };
+    const td_settled where = { .piece[0] = { steps, 100 } };
     bool changed;
     fake->fails = 3;
-    ck_assert(!o.t.settle(o.t.self, &where, &changed));
+    ck_assert(!o.t.reach->settle(o.t.self, &where, &changed));
     assert_stopped(&o, "rank 1 registering its memory: NCCL: internal error (a wire)" TELLS_MORE);
-    ck_assert(!o.t.settle(o.t.self, NULL, &changed));
+    o.t.reach->leave(o.t.self, false);
     ck_assert_int_eq(count_of(nccl_log(), "no window"), 0); /* they went with the communicator */
     close_rank(&o);
 }
@@ -875,36 +939,96 @@ START_TEST(test_a_transport_is_told_of_each_run_of_a_plan)
 END_TEST
 
 static _Thread_local td_settled settles[16];
-static _Thread_local int settled_count;
+static _Thread_local int settled_count, left, left_alone;
+static _Thread_local bool others_grow, says_changed;
+
+static bool note_growth(void *self, bool own, bool *any)
+{
+    (void)self;
+    *any = own || others_grow;
+    return true;
+}
 
 static bool note_settled(void *self, const td_settled *where, bool *changed)
 {
     (void)self;
-    settles[settled_count++ % 16] = where ? *where : (td_settled){ 0 };
-    *changed = true;
+    settles[settled_count++ % 16] = *where;
+    *changed = says_changed;
     return true;
+}
+
+static bool note_leave(void *self, bool together)
+{
+    (void)self;
+    left++;
+    left_alone += !together;
+    return true;
+}
+
+static const td_reach noted = { .grows = note_growth, .settle = note_settled, .leave = note_leave };
+
+static void forget_settled(void)
+{
+    settled_count = left = left_alone = 0;
+    others_grow = says_changed = false;
+}
+
+/* A step of `count` elements: by how much the number of the arena's places went up, at which graphs are made again. */
+static int step_of(td_context *td, int64_t count)
+{
+    uint64_t before = td->arena_epoch;
+    twice(td, count);
+    ck_assert_msg(td_step(td), "%s", td_error_text(td));
+    return (int)(td->arena_epoch - before);
 }
 
 START_TEST(test_a_transport_is_told_where_steps_lie)
 {
     td_context *td = open_cpu(TD_F32);
-    td_transport own = { .self = td, .settle = note_settled };
+    td_transport own = { .self = td, .reach = &noted };
     td->run.transport = &own;
     td->page_bytes = 1; /* memory is mapped */
-    settled_count = 0;
-    for (int i = 0; i < 4; i++) {
-        twice(td, i == 2 ? 3000 : 10);
-        ck_assert(td_step(td));
-    }
+    forget_settled();
+    ck_assert_int_gt(step_of(td, 10), 0);
+    ck_assert_int_eq(settled_count, 1);
+    ck_assert_int_eq(left, 1);
+    ck_assert_int_ge(settles[0].piece[0].bytes, 40);
+    ck_assert_int_eq(step_of(td, 10), 0);
+    ck_assert_int_gt(step_of(td, 3000), 0); /* it grows, which is elsewhere even at the same address */
+    ck_assert_int_eq(settled_count, 2);
+    ck_assert_int_eq(left, 2);
+    ck_assert_ptr_eq(settles[1].piece[0].memory, td->arena);
+    ck_assert_int_eq(settles[1].piece[0].bytes, td->arena_bytes);
+    ck_assert_int_eq(step_of(td, 10), 0); /* has run before */
+    ck_assert_int_eq(step_of(td, 11), 0); /* has room */
     ck_assert_int_eq(settled_count, 3);
-    ck_assert_int_ge(settles[0].step_bytes, 40);
-    ck_assert_ptr_null(settles[1].steps);
-    ck_assert_ptr_eq(settles[2].steps, td->arena);
-    ck_assert_int_eq(settles[2].step_bytes, td->arena_bytes);
-    ck_assert_uint_ge(td->arena_epoch, 3); /* graphs are made again each time */
+    ck_assert_int_eq(left, 2);
+    says_changed = true;
+    ck_assert_int_eq(step_of(td, 12), 1);
+    says_changed = false;
+    others_grow = true;
+    ck_assert_int_eq(step_of(td, 13), 1);
+    ck_assert_int_eq(left, 3);
+    ck_assert_int_eq(left_alone, 0);
     td_close(td);
-    ck_assert_int_eq(settled_count, 4);
-    ck_assert_ptr_null(settles[3].steps);
+    ck_assert_int_eq(left_alone, 1);
+}
+END_TEST
+
+/* Planned before, a plan runs for the first time all the same. */
+START_TEST(test_a_plan_that_was_made_before_is_settled_when_it_first_runs)
+{
+    td_context *td = open_cpu(TD_F32);
+    td_transport own = { .self = td, .reach = &noted };
+    td->run.transport = &own;
+    td->page_bytes = 1;
+    forget_settled();
+    twice(td, 10);
+    ck_assert(td_plan(td));
+    ck_assert_int_eq(settled_count, 0);
+    step_of(td, 10);
+    ck_assert_int_eq(settled_count, 1);
+    td_close(td);
 }
 END_TEST
 
@@ -917,11 +1041,11 @@ static int train_told(par_world *world, int rank, void *user)
     static const float x[64];
     (void)user;
     par_attach(td, world, rank, &(par_options){ .strategy = "fsdp", .units = "a,b" });
-    ((td_transport *)td->run.transport)->settle = note_settled;
+    ((td_transport *)td->run.transport)->reach = &noted;
     td->page_bytes = 1;
     nn_linear a = nn_linear_make(td_root(td), "a", 8, 8), b = nn_linear_make(td_root(td), "b", 8, 8);
     opt_optimizer *opt = opt_sgd(td_root(td), NULL);
-    settled_count = 0;
+    forget_settled();
     for (int s = 0; s < 2; s++) {
         td_tensor h = nn_linear_apply(&a, td_batch(td, "x", TD_F32, TD_SHAPE(4 + 4 * s, 8), x));
         td_backward(td_mean(td_square(nn_linear_apply(&b, h)), TD_ALL, TD_DROP));
@@ -975,7 +1099,8 @@ TESTS("nccl_calls", test_a_library_that_cannot_be_used_is_said, test_versions_ar
       test_calls_are_counted_as_those_of_other_transports, test_calls_without_elements_are_counted_and_not_made,
       test_runs_that_call_nothing_are_counted_as_what_they_repeat, test_a_call_in_progress_is_asked_after_until_it_is_not,
       test_the_memory_of_steps_is_registered_with_each_communicator, test_where_steps_lie_differently_there_are_no_windows,
-      test_windows_are_made_where_they_are_asked_for_and_nccl_has_them, test_windows_that_cannot_be_made_stop_the_world,
+      test_all_know_whether_one_grows, test_a_second_context_waits_for_the_first_ones_windows,
+      test_a_process_whose_gpu_waits_in_a_window_ends, test_windows_are_made_where_they_are_asked_for_and_nccl_has_them, test_windows_that_cannot_be_made_stop_the_world,
       test_ranks_that_do_not_connect_are_given_up_in_time, test_a_call_that_fails_or_stays_in_progress_ends_in_time,
       test_an_error_behind_a_call_stops_the_world, test_who_knows_better_why_is_heard_first,
       test_communicators_are_given_up_when_another_rank_fails, test_a_call_ends_when_another_rank_fails,
@@ -983,4 +1108,4 @@ TESTS("nccl_calls", test_a_library_that_cannot_be_used_is_said, test_versions_ar
       test_a_gpu_that_is_stuck_is_told_by_what_other_ranks_did, test_of_many_runs_the_oldest_is_named,
       test_a_host_that_does_not_come_through_a_run_is_seen, test_a_gpu_that_gets_on_is_let_be, test_a_busy_rank_excuses_those_that_wait,
       test_a_transport_is_told_of_each_run_of_a_plan, test_a_transport_is_told_where_steps_lie,
-      test_where_collectives_find_their_values_is_told_alike_on_all_ranks, test_what_was_given_up_is_not_read)
+      test_a_plan_that_was_made_before_is_settled_when_it_first_runs, test_where_collectives_find_their_values_is_told_alike_on_all_ranks, test_what_was_given_up_is_not_read)
