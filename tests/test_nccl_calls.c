@@ -654,7 +654,8 @@ START_TEST(test_a_process_whose_gpu_waits_in_a_window_ends)
     pid_t child = fork();
     if (child == 0) wait_in_a_window(ends[1]);
     close(ends[1]);
-    for (ssize_t got = 1; got > 0 && used < sizeof text - 1; used += got > 0 ? (size_t)got : 0) got = read(ends[0], text + used, sizeof text - 1 - used);
+    for (ssize_t got = 1; got > 0 && used < sizeof text - 1; used += got > 0 ? (size_t)got : 0)
+        got = read(ends[0], text + used, sizeof text - 1 - used);
     close(ends[0]);
     ck_assert_int_eq(waitpid(child, &status, 0), child);
     ck_assert_int_eq(WEXITSTATUS(status), 1);
@@ -1108,4 +1109,5 @@ TESTS("nccl_calls", test_a_library_that_cannot_be_used_is_said, test_versions_ar
       test_a_gpu_that_is_stuck_is_told_by_what_other_ranks_did, test_of_many_runs_the_oldest_is_named,
       test_a_host_that_does_not_come_through_a_run_is_seen, test_a_gpu_that_gets_on_is_let_be, test_a_busy_rank_excuses_those_that_wait,
       test_a_transport_is_told_of_each_run_of_a_plan, test_a_transport_is_told_where_steps_lie,
-      test_a_plan_that_was_made_before_is_settled_when_it_first_runs, test_where_collectives_find_their_values_is_told_alike_on_all_ranks, test_what_was_given_up_is_not_read)
+      test_a_plan_that_was_made_before_is_settled_when_it_first_runs,
+      test_where_collectives_find_their_values_is_told_alike_on_all_ranks, test_what_was_given_up_is_not_read)
