@@ -54,6 +54,7 @@ typedef struct par_nccl {
     int device;                                         /* -1: not known yet */
     bool apart;                                         /* ranks' values lie differently: they have no windows any more */
     td_settled registered;                              /* with each communicator of the mesh; of zeros: nothing */
+    void *reaches;                                      /* the queue of the context that it is of */
     _Atomic int64_t windows;                            /* that NCCL has made, in all */
 
     pthread_mutex_t lock;                               /* of a thread that calls NCCL */

@@ -63,6 +63,7 @@ static bool make_window(par_nccl *n, par_nccl_group *g, int piece, const td_sett
 static bool make_windows(par_nccl *n, const td_settled *where)
 {
     n->registered = *where;
+    n->reaches = td_queue(n->me->td);
     for (int s = 0; s < PAR_SLOTS; s++)
         for (int i = 0; i < TD_PIECES && n->of_slot[s] && !seen_before(n, s); i++)
             if (!make_window(n, n->of_slot[s], i, where)) return false;
@@ -88,7 +89,7 @@ static bool drop_windows(par_nccl *n)
 {
     if (!par_nccl_has_windows(n)) return true;
     n->registered = (td_settled){ 0 };
-    if (!n->options.device->wait(td_queue(n->me->td))) return false; /* the context hears of it elsewhere */
+    if (!n->options.device->wait(n->reaches)) return false; /* the context hears of it elsewhere */
     for (int s = 0; s < PAR_SLOTS; s++)
         for (int i = 0; i < TD_PIECES && n->of_slot[s]; i++)
             if (!drop_window(n, n->of_slot[s], &n->of_slot[s]->window[i])) return false;
