@@ -342,7 +342,7 @@ bool td_set_parallel(td_context *td, const td_parallel *parallel)
     td->has_parallel = true;
     td->mesh = parallel->mesh;
     if (parallel->on_gpu > 1) td_limit_memory(td, parallel->on_gpu);
+    if (parallel->transport && parallel->transport->reach) td_arenas_drop(td); /* of steps without state, which may have several pieces */
     td->run.transport = parallel->transport;
-    if (td_is_reached(td)) td_arenas_drop(td); /* of steps without state, which may have several pieces */
     return true;
 }

@@ -226,9 +226,9 @@ static bool settle(td_context *td, struct td_pools *p, pool *of, const char *kin
     if (!strcmp(kind, "step")) return !of->mapped || of->given || !(grows || of->pieces > 1) || empty(td, p, of);
     if (strcmp(kind, "state") || !grows) return true;
     int64_t begin = of->mapped, missing = td_state_missing(td, TD_DEVICE);
+    if (!map(td, p, of, begin + (missing > bytes ? missing : bytes), kind)) return false;
     td->state_skipped += begin - *at;
     *at = begin;
-    if (!map(td, p, of, begin + (missing > bytes ? missing : bytes), kind)) return false;
     note_state(td, of, begin);
     return true;
 }

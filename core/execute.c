@@ -46,7 +46,7 @@ static void drop_arena(td_context *td, td_memory memory)
 
 void td_arenas_drop(td_context *td)
 {
-    if (td_is_reached(td) && td->arena) td->run.transport->reach->leave(td->run.transport->self, false);
+    if (td_is_reached(td)) td->run.transport->reach->leave(td->run.transport->self, false);
     drop_arena(td, TD_DEVICE);
     drop_arena(td, TD_HOST);
 }
@@ -60,7 +60,7 @@ static bool ensure_arena(td_context *td, td_memory memory, int64_t bytes)
     drop_arena(td, memory); /* first: so that the peak is the larger one, not both */
     *arena = td_device_of(td, memory)->get(td, bytes, memory == TD_HOST ? "pinned" : "step");
     *have = *arena ? bytes : 0;
-    td->arena_epoch += *arena != before || td_is_reached(td);
+    td->arena_epoch += *arena != before;
     return *arena != NULL;
 }
 

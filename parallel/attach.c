@@ -1,5 +1,6 @@
 /* par_attach: a context joins a world under a strategy. */
 #include "parallel/gpus.h"
+#include "parallel/transport_nccl.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -176,6 +177,7 @@ bool par_attach(td_context *td, par_world *world, int rank, const par_options *o
     a->tensor_axis = chosen.tensor > 1 ? parallel.mesh.axes - 1 : -1;
     parallel.cuts = chosen.tensor > 1;
     a->between_axis = chosen.group > 1 ? parallel.mesh.axes - 2 - (chosen.tensor > 1) : -1;
+    if (!par_nccl_may_join(world, rank, td)) return false;
     if (!check_tensor(td, &a->options, chosen.tensor, o.strategy)) return false;
     bool runs = world->segment != NULL;
     if (!(world->mpi ? par_transport_mpi(world, rank, td, &parallel.mesh, &a->transport)

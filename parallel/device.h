@@ -24,6 +24,7 @@ typedef struct par_device {
     bool (*copy)(void *queue, void *to, const void *from, int64_t bytes); /* within the device's memory */
     bool (*call)(void *queue, void (*function)(void *user), void *user); /* by a thread of its driver's */
     bool (*wait)(void *queue);                          /* until all before it is done */
+    bool (*is_idle)(void *queue);                       /* all before it is done; true too where the device has failed */
     void *(*make_mark)(void);                           /* NULL: none can be had */
     bool (*put_mark)(void *mark, void *queue);          /* it has been passed when all before it is done */
     bool (*has_passed)(void *mark);                     /* true too where the device has failed, which its user hears of */

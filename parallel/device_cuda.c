@@ -65,6 +65,12 @@ static bool copy(void *queue, void *to, const void *from, int64_t bytes)
 static bool call(void *queue, void (*function)(void *user), void *user) { return ok(cudaLaunchHostFunc(queue, function, user)); }
 static bool wait(void *queue) { return ok(cudaStreamSynchronize(queue)); }
 
+static bool is_idle(void *queue)
+{
+    cudaError_t status = cudaStreamQuery(queue);
+    return ok(status) || status != cudaErrorNotReady;
+}
+
 static void *make_mark(void)
 {
     cudaEvent_t event;
@@ -83,7 +89,7 @@ static void free_mark(void *mark) { cudaEventDestroy(mark); }
 
 const par_device par_cuda_device = {
     .key = key_of, .number = number_of, .use = use, .get_host = get_host, .put_host = put_host, .get = get, .put = put, .to_host = to_host,
-    .to_device = to_device, .copy = copy, .call = call, .wait = wait, .make_mark = make_mark, .put_mark = put_mark,
+    .to_device = to_device, .copy = copy, .call = call, .wait = wait, .is_idle = is_idle, .make_mark = make_mark, .put_mark = put_mark,
     .has_passed = has_passed, .free_mark = free_mark,
 };
 

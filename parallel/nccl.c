@@ -218,10 +218,6 @@ bool par_nccl_open(par_world *world, int rank, td_context *td, const td_transpor
         td_fail(td, TD_ERROR_USAGE, "rank %d is on another GPU than before in the same world: open a world for each", rank);
         return false;
     }
-    if (par_nccl_has_windows(n)) {
-        td_fail(td, TD_ERROR_USAGE, "rank %d has a context with windows in this world: close it first", rank);
-        return false;
-    }
     n->inner = *inner;
     n->run = (td_sent){ 0 };
     n->options.windows = options->windows;
@@ -231,7 +227,16 @@ bool par_nccl_open(par_world *world, int rank, td_context *td, const td_transpor
         td_message(td, TD_LOG_WARNING, "NCCL %s has no windows, which came with 2.27: collectives do without",
                    nccl_version_text(n->lib.version, version));
     par_nccl_fill(n, out);
+    if (out->reach) par_nccl_reaches(n, td_queue(td));
     return true;
+}
+
+bool par_nccl_may_join(par_world *world, int rank, td_context *td)
+{
+    const par_local *me = world->segment ? par_local_at(world, rank) : NULL;
+    if (!me || !me->nccl || !me->nccl->reaches) return true;
+    td_fail(td, TD_ERROR_USAGE, "rank %d has a context with windows in this world: close it first", rank);
+    return false;
 }
 
 /* The watcher has had its time. One that does not come back is in a call of NCCL's, after which it looks at nothing but `n`: that is left. */

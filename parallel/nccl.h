@@ -54,7 +54,8 @@ typedef struct par_nccl {
     int device;                                         /* -1: not known yet */
     bool apart;                                         /* ranks' values lie differently: they have no windows any more */
     td_settled registered;                              /* with each communicator of the mesh; of zeros: nothing */
-    void *reaches;                                      /* the queue of the context that it is of */
+    void *reaches;                                      /* the queue of the context that has windows, or may make some; NULL: none. Set and
+                                                           cleared under marks_lock */
     _Atomic int64_t windows;                            /* that NCCL has made, in all */
 
     pthread_mutex_t lock;                               /* of a thread that calls NCCL */
@@ -100,7 +101,8 @@ static inline double par_nccl_grace(const par_nccl *n, double seconds)
 /* ---- nccl_windows.c --------------------------------------------------------------------------------- */
 
 extern const td_reach par_nccl_reach;
-bool par_nccl_has_windows(const par_nccl *n);
+/* The context of that queue, and no other, may have windows now; NULL: any. */
+void par_nccl_reaches(par_nccl *n, void *queue);
 
 /* ---- nccl_watch.c ---------------------------------------------------------------------------------------- */
 

@@ -5,7 +5,8 @@
  * from its transport that what was computed is to be thrown away. Giving up comes back once the graphs are gone that use communicators.
  *
  * Where windows have been made that may not be so: NCCL's kernels for them (before 2.29.7), and copy engines, do not look whether they are given
- * up. A GPU that has not come out of its runs some seconds later never does, nor does the thread that waits for it: the process ends.
+ * up. A GPU that then gets on with nothing for some seconds is taken to wait there, as does the thread that waits for it: the process ends. What
+ * is not seen is a thread that cannot hand over more, because the GPU has taken as many calls as it can.
  *
  * How far the GPU has come is known by marks behind each run. Where it has not come to the next one, nor the host to its next call, for
  * as long as ranks wait for one another, and no rank is busy, somebody is late.
@@ -22,7 +23,7 @@
 static const double LOOK_S = 0.02;       /* between looks */
 static const double SECONDS_IN_NCCL = 2; /* a call that has not returned by then does not */
 static const double ENDED_S = 5;         /* what another rank had to give before it ended has come by then */
-static const double OUT_S = 4;           /* a GPU whose communicators are given up has come out by then, or waits in a window */
+static const double OUT_S = 2.5;         /* a GPU whose communicators are given up has come out by then; less than a launcher's patience */
 static const double DOUBT_S = 2;         /* who does not know whom its GPU waits for leaves so long to others, to say what they know */
 
 /* What the rank had come to when the watcher last looked. */
@@ -147,16 +148,30 @@ static bool lock_within(pthread_mutex_t *lock, double seconds)
     return pthread_mutex_timedlock(lock, &until) == 0;
 }
 
+/* Whether the context's GPU has work to do; a context that has closed has none. */
+static bool is_at_work(par_nccl *n, progress *p)
+{
+    look_at_runs(n, p);
+    pthread_mutex_lock(&n->marks_lock);
+    bool at_work = n->reaches && !n->options.device->is_idle(n->reaches);
+    pthread_mutex_unlock(&n->marks_lock);
+    return at_work;
+}
+
+/* Until the world closes: the rank's own thread may still launch what it was about to. */
 static void *end_process(void *argument)
 {
     par_nccl *n = argument;
     par_world *world = n->me->world;
-    progress p = { .on_device = true };
+    progress p = { 0 };
     n->options.device->use(n->device);
-    for (double until = par_seconds() + par_nccl_grace(n, OUT_S); p.on_device && par_seconds() < until; look_at_runs(n, &p))
+    for (double since = par_seconds(); par_seconds() - since < par_nccl_grace(n, OUT_S);) {
+        int64_t passed = p.passed;
         nanosleep(&(struct timespec){ .tv_nsec = (long)(1e9 * LOOK_S) }, NULL);
-    if (!p.on_device) return NULL;
-    if (par_tells_error(world, n->me->rank))
+        if (atomic_load(&n->closing)) return NULL;
+        if (!is_at_work(n, &p) || p.passed != passed) since = par_seconds();
+    }
+    if (!par_launched() && par_tells_error(world, n->me->rank)) /* else the launcher speaks */
         fprintf(stderr, "%s\nrank %d ends without its GPU, which waits in a window for a rank that does not come\n", par_broken(world), n->me->rank);
     _exit(1);
 }

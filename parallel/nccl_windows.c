@@ -63,7 +63,6 @@ static bool make_window(par_nccl *n, par_nccl_group *g, int piece, const td_sett
 static bool make_windows(par_nccl *n, const td_settled *where)
 {
     n->registered = *where;
-    n->reaches = td_queue(n->me->td);
     for (int s = 0; s < PAR_SLOTS; s++)
         for (int i = 0; i < TD_PIECES && n->of_slot[s] && !seen_before(n, s); i++)
             if (!make_window(n, n->of_slot[s], i, where)) return false;
@@ -77,7 +76,7 @@ static bool drop_window(par_nccl *n, const par_nccl_group *g, nccl_window *windo
     return !gone || (par_nccl_begin(n) && par_nccl_end(n, g->comm, n->lib.comm_window_deregister(g->comm, gone), "giving up its windows"));
 }
 
-bool par_nccl_has_windows(const par_nccl *n)
+static bool has_windows(const par_nccl *n)
 {
     bool has = false;
     for (int i = 0; i < TD_PIECES; i++) has = has || n->registered.piece[i].bytes;
@@ -87,9 +86,12 @@ bool par_nccl_has_windows(const par_nccl *n)
 /* Each rank for itself. Of a world that was stopped they are gone with their communicators. */
 static bool drop_windows(par_nccl *n)
 {
-    if (!par_nccl_has_windows(n)) return true;
+    if (!has_windows(n)) return true;
     n->registered = (td_settled){ 0 };
-    if (!n->options.device->wait(n->reaches)) return false; /* the context hears of it elsewhere */
+    if (!n->options.device->wait(n->reaches)) {
+        td_fail(n->me->td, TD_ERROR_DEVICE, "rank %d: its GPU has failed", n->me->rank);
+        return false;
+    }
     for (int s = 0; s < PAR_SLOTS; s++)
         for (int i = 0; i < TD_PIECES && n->of_slot[s]; i++)
             if (!drop_window(n, n->of_slot[s], &n->of_slot[s]->window[i])) return false;
@@ -110,7 +112,7 @@ static bool grows(void *self, bool own, bool *any)
 
 static bool is_registered(const par_nccl *n, const td_settled *where)
 {
-    bool is = par_nccl_has_windows(n);
+    bool is = has_windows(n);
     for (int i = 0; i < TD_PIECES; i++)
         is = is && n->registered.piece[i].memory == where->piece[i].memory && n->registered.piece[i].bytes == where->piece[i].bytes;
     return is;
@@ -124,7 +126,7 @@ static bool settle(void *self, const td_settled *where, bool *changed)
     if (n->apart) return true;
     if (!compare(n, where, &same)) return false;
     if (same && is_registered(n, where)) return true;
-    *changed = same || par_nccl_has_windows(n);
+    *changed = same || has_windows(n);
     if (!drop_windows(n)) return false;
     if (same) return make_windows(n, where);
     n->apart = true;
@@ -134,10 +136,18 @@ static bool settle(void *self, const td_settled *where, bool *changed)
     return true;
 }
 
+void par_nccl_reaches(par_nccl *n, void *queue)
+{
+    pthread_mutex_lock(&n->marks_lock);
+    n->reaches = queue;
+    pthread_mutex_unlock(&n->marks_lock);
+}
+
 static bool leave(void *self, bool together)
 {
     par_nccl *n = self;
     bool dropped = drop_windows(n);
+    if (!together) par_nccl_reaches(n, NULL);
     if (!dropped || !together) return dropped;
     n->me->uncounted = true;
     bool met = n->inner.barrier(n->inner.self);

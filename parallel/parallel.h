@@ -73,10 +73,12 @@ typedef struct par_options {
                                    as they are stored, without copies; 0: nothing. Row-sparse tables cannot be updated then. */
     const char *agreed;         /* what else must be the same on all ranks, as "batch=144 lr=0.1"; what differs is named. NULL: nothing */
     bool share_gpu;             /* ranks may share a GPU, for trying strategies and not for speed: collectives between all of them go through
-                                   their hosts' memory then, or through NCCL (2.30) where NCCL_MULTI_RANK_GPU_ENABLE=1 is set. Only ranks that are processes. Else each rank has one of its own. */
+                                   their hosts' memory then, or through NCCL (2.30) where NCCL_MULTI_RANK_GPU_ENABLE=1 is set. Only ranks
+                                   that are processes. Else each rank has one of its own. */
     bool windows;               /* ranks that NCCL connects (2.27 and newer): the memory of their steps and state is registered with it as
-                                   windows, for which it has kernels of its own and, where NCCL_CTA_POLICY=2 is set, copy engines. A rank
-                                   that another leaves waiting in one ends without returning. */
+                                   windows, for which it has kernels of its own and, where NCCL_CTA_POLICY=2 is set, copy engines. Where
+                                   another rank dies the process may end without returning, with all ranks in it. One such context of a
+                                   rank at a time. */
     td_dtype reduce_dtype;      /* gradients are summed over ranks in it: TD_BF16; 0 (TD_F32): as parameters are stored */
 } par_options;
 

@@ -16,4 +16,7 @@
 bool par_transport_nccl(par_world *world, int rank, td_context *td, const td_transport *inner, const par_device *device, bool windows,
                         td_transport *out);
 
+/* Before a transport is made for the context: false, and its error, where another one of the rank has windows in this world. */
+bool par_nccl_may_join(par_world *world, int rank, td_context *td);
+
 #endif

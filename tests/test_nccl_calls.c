@@ -44,9 +44,10 @@ static bool put_mark(void *mark, void *queue)
 
 static bool has_passed(void *mark) { return mark && !stuck; }
 static bool wait_for(void *queue) { return queue && !stuck; }
+static bool is_idle(void *queue) { return queue && !stuck; }
 static void *get(int64_t bytes) { return calloc(1, (size_t)bytes); }
 static void put(void *memory) { free(memory); }
-static const par_device host_gpu = { .number = number_of, .use = use, .get = get, .put = put, .copy = copy, .wait = wait_for,
+static const par_device host_gpu = { .number = number_of, .use = use, .get = get, .put = put, .copy = copy, .wait = wait_for, .is_idle = is_idle,
                                      .make_mark = make_mark, .put_mark = put_mark, .has_passed = has_passed, .free_mark = free };
 static const par_nccl_options options = { .library = FAKE_NCCL, .device = &host_gpu };
 static const par_nccl_options with_windows = { .library = FAKE_NCCL, .device = &host_gpu, .windows = true };
@@ -621,45 +622,64 @@ END_TEST
 
 START_TEST(test_a_second_context_waits_for_the_first_ones_windows)
 {
-    one o = open_rank(line(1, 2), &patient, &with_windows), second = o;
+    one o = open_rank(line(1, 2), &patient, &with_windows);
+    td_context *second = open_cpu(TD_F32);
+    ck_assert(!par_attach(second, o.world, 1, &(par_options){ .strategy = "ddp" }));
+    ck_assert_str_eq(td_error_text(second), "rank 1 has a context with windows in this world: close it first");
+    td_clear_error(second);
+    ck_assert_ptr_eq(par_local_at(o.world, 1)->td, o.td); /* whom it has left alone */
     settle(&o, 100, 50, 7, true);
-    ck_assert(!open_transport(&second, line(1, 2), &with_windows));
-    ck_assert_str_eq(td_error_text(second.td), "rank 1 has a context with windows in this world: close it first");
-    td_close(second.td);
     ck_assert(o.t.reach->leave(o.t.self, false));
+    ck_assert(par_attach(second, o.world, 1, &(par_options){ .strategy = "ddp" }));
+    td_close(second);
     close_rank(&o);
 }
 END_TEST
 
-/* In a child: the world stops while the GPU waits. */
-static void wait_in_a_window(int to)
+/* In a child: the world stops while the GPU waits, with a run that has been marked, or before. */
+static void wait_in_a_window(int to, bool marked)
 {
+    static const par_world_options options_of_2_s = { .timeout_s = 2 };
     dup2(to, STDERR_FILENO);
-    one o = open_rank(line(1, 2), &hasty, &with_windows);
+    one o = open_rank(line(1, 2), &options_of_2_s, &with_windows);
     settle(&o, 100, 50, 7, true);
     stuck = 1;
     begin_run(&o, 0);
-    end_run(&o);
+    if (marked) end_run(&o);
     par_fail_world(o.world, 0, "/x/y: no such file");
-    sleep_s(0.9), sleep_s(0.9), sleep_s(0.9), sleep_s(0.9);
+    for (int i = 0; i < 20; i++) sleep_s(0.9);
     _exit(0);
 }
 
 START_TEST(test_a_process_whose_gpu_waits_in_a_window_ends)
 {
-    char text[512] = "";
-    int ends[2], status;
-    size_t used = 0;
-    ck_assert_int_eq(pipe(ends), 0);
-    pid_t child = fork();
-    if (child == 0) wait_in_a_window(ends[1]);
-    close(ends[1]);
-    for (ssize_t got = 1; got > 0 && used < sizeof text - 1; used += got > 0 ? (size_t)got : 0)
-        got = read(ends[0], text + used, sizeof text - 1 - used);
-    close(ends[0]);
-    ck_assert_int_eq(waitpid(child, &status, 0), child);
-    ck_assert_int_eq(WEXITSTATUS(status), 1);
-    ck_assert_str_has(text, "rank 0: /x/y: no such file\nrank 1 ends without its GPU, which waits in a window");
+    for (int marked = 0; marked < 2; marked++) {
+        char text[512] = "";
+        int ends[2], status;
+        size_t used = 0;
+        ck_assert_int_eq(pipe(ends), 0);
+        pid_t child = fork();
+        if (child == 0) wait_in_a_window(ends[1], marked);
+        close(ends[1]);
+        for (ssize_t got = 1; got > 0 && used < sizeof text - 1; used += got > 0 ? (size_t)got : 0)
+            got = read(ends[0], text + used, sizeof text - 1 - used);
+        close(ends[0]);
+        ck_assert_int_eq(waitpid(child, &status, 0), child);
+        ck_assert_int_eq(WEXITSTATUS(status), 1);
+        ck_assert_str_has(text, "rank 0: /x/y: no such file\nrank 1 ends without its GPU, which waits in a window");
+    }
+}
+END_TEST
+
+/* It comes out, as of kernels that look: nobody ends it. */
+START_TEST(test_a_process_whose_gpu_comes_out_goes_on)
+{
+    one o = open_rank(line(1, 2), &hasty, &with_windows);
+    settle(&o, 100, 50, 7, true);
+    par_fail_world(o.world, 0, "/x/y: no such file");
+    sleep_s(0.9);
+    assert_stopped(&o, "rank 0: /x/y: no such file");
+    close_rank(&o);
 }
 END_TEST
 
@@ -1101,7 +1121,7 @@ TESTS("nccl_calls", test_a_library_that_cannot_be_used_is_said, test_versions_ar
       test_runs_that_call_nothing_are_counted_as_what_they_repeat, test_a_call_in_progress_is_asked_after_until_it_is_not,
       test_the_memory_of_steps_is_registered_with_each_communicator, test_where_steps_lie_differently_there_are_no_windows,
       test_all_know_whether_one_grows, test_a_second_context_waits_for_the_first_ones_windows,
-      test_a_process_whose_gpu_waits_in_a_window_ends, test_windows_are_made_where_they_are_asked_for_and_nccl_has_them, test_windows_that_cannot_be_made_stop_the_world,
+      test_a_process_whose_gpu_waits_in_a_window_ends, test_a_process_whose_gpu_comes_out_goes_on, test_windows_are_made_where_they_are_asked_for_and_nccl_has_them, test_windows_that_cannot_be_made_stop_the_world,
       test_ranks_that_do_not_connect_are_given_up_in_time, test_a_call_that_fails_or_stays_in_progress_ends_in_time,
       test_an_error_behind_a_call_stops_the_world, test_who_knows_better_why_is_heard_first,
       test_communicators_are_given_up_when_another_rank_fails, test_a_call_ends_when_another_rank_fails,

@@ -351,13 +351,15 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, uns
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) { return cudaEventRecordWithFlags(event, stream, 0); }
 
 /* Who asks again and again comes to an end: each time runs a piece of what is late. */
-cudaError_t cudaEventQuery(cudaEvent_t event)
+static cudaError_t query(int64_t place)
 {
-    if (!event) return noted(cudaErrorInvalidValue);
-    if (late_has_run(event->place)) return cudaSuccess;
-    cudaError_t status = late_run_one(event->place);
+    if (late_has_run(place)) return cudaSuccess;
+    cudaError_t status = late_run_one(place);
     return noted(status == cudaSuccess ? cudaErrorNotReady : status);
 }
+
+cudaError_t cudaEventQuery(cudaEvent_t event) { return event ? query(event->place) : noted(cudaErrorInvalidValue); }
+cudaError_t cudaStreamQuery(cudaStream_t stream) { return stream && !captured ? query(stream->place) : noted(cudaErrorInvalidValue); }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) { return noted(event ? late_run(event->place) : cudaErrorInvalidValue); }
 

@@ -72,6 +72,7 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t *to, unsigned flags, int p
 cudaError_t cudaStreamGetDevice(cudaStream_t stream, int *device);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
+cudaError_t cudaStreamQuery(cudaStream_t stream);
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags);
 cudaError_t cudaEventCreate(cudaEvent_t *to);
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *to, unsigned flags);
