@@ -218,12 +218,12 @@ static void note_state(td_context *td, const pool *of, int64_t begin)
     td->settled.piece[piece].bytes = of->mapped - begin;
 }
 
-/* Where ranks reach into memory nothing lies in two pieces. The step pool is emptied before it grows: it has one arena. The state pool takes a
- * piece for all that is laid out and has no memory yet, and what is got next lies in that. */
+/* Where ranks reach into memory nothing lies in two pieces. The step pool, which has one arena, is emptied before it would; the state pool takes
+ * a piece for all that is laid out and has no memory yet, in which what is got next lies. */
 static bool settle(td_context *td, struct td_pools *p, pool *of, const char *kind, int64_t bytes, int64_t *at)
 {
-    bool grows = *at + bytes > of->mapped;
-    if (!strcmp(kind, "step")) return !of->mapped || of->given || !(grows || of->pieces > 1) || empty(td, p, of);
+    bool grows = *at + bytes > of->mapped, apart = of->pieces + grows > 1;
+    if (!strcmp(kind, "step")) return !apart || of->given || empty(td, p, of);
     if (strcmp(kind, "state") || !grows) return true;
     int64_t begin = of->mapped, missing = td_state_missing(td, TD_DEVICE);
     if (!map(td, p, of, begin + (missing > bytes ? missing : bytes), kind)) return false;

@@ -34,11 +34,13 @@ void td_parallel_for(const td_run *run, int64_t count, int64_t grain, td_range_f
 
 bool td_is_reached(const td_context *td) { return td->run.transport && td->run.transport->reach && td->page_bytes; }
 
+static const char *kind_of_arena(td_memory memory) { return memory == TD_HOST ? "pinned" : "step"; }
+
 static void drop_arena(td_context *td, td_memory memory)
 {
     void **arena = memory == TD_HOST ? &td->host_arena : &td->arena;
     int64_t *have = memory == TD_HOST ? &td->host_arena_bytes : &td->arena_bytes;
-    td_device_of(td, memory)->put(td, *arena, *have, memory == TD_HOST ? "pinned" : "step");
+    td_device_of(td, memory)->put(td, *arena, *have, kind_of_arena(memory));
     *arena = NULL;
     *have = 0;
     td->last = NULL;
@@ -58,7 +60,7 @@ static bool ensure_arena(td_context *td, td_memory memory, int64_t bytes)
     if (bytes <= *have && (*arena || memory == TD_HOST)) return true;
     const void *before = *arena;
     drop_arena(td, memory); /* first: so that the peak is the larger one, not both */
-    *arena = td_device_of(td, memory)->get(td, bytes, memory == TD_HOST ? "pinned" : "step");
+    *arena = td_device_of(td, memory)->get(td, bytes, kind_of_arena(memory));
     *have = *arena ? bytes : 0;
     td->arena_epoch += *arena != before;
     return *arena != NULL;

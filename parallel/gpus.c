@@ -10,6 +10,7 @@
 
 #include "core/hash.h"
 #include "parallel/gpus.h"
+#include "parallel/group.h"
 #include "parallel/nccl_library.h"
 #include "parallel/transport_nccl.h"
 
@@ -79,17 +80,6 @@ par_gpu_use par_gpu_use_of(const uint64_t *keys, int ranks, int rank)
     return u;
 }
 
-/* A number of each rank, through the CPU's transport, uncounted: steps send nothing of it. */
-static bool tell_all(par_world *world, int rank, const td_transport *inner, int axes, uint64_t own, uint64_t *all)
-{
-    par_area *area = &world->segment->area[rank];
-    int64_t calls, sent = inner->sent(inner->self, &calls);
-    bool told = inner->all_gather(inner->self, td_axes(0, axes - 1), &own, all, 1, TD_I64);
-    atomic_store(&area->calls, calls);
-    atomic_store(&area->sent, sent);
-    return told;
-}
-
 /* Of the ranks on `rank`'s host. */
 static int gpus_of_host(const par_world *world, int rank, const uint64_t *keys, int *ranks)
 {
@@ -124,7 +114,7 @@ static void tell_sharing(const par_attached *a, const par_device *device, int ra
                    device->number(td_queue(a->td)), how);
 }
 
-static bool carry_shared(par_attached *a, const par_device *device)
+static bool carry_by_host(par_attached *a, const par_device *device)
 {
     td_transport inner = a->transport;
     if (!par_transport_staged(a->world, a->rank, a->td, &inner, device, &a->transport)) return false;
@@ -136,7 +126,7 @@ static bool carry_shared(par_attached *a, const par_device *device)
     return true;
 }
 
-static bool carry_apart(par_attached *a, const par_device *device)
+static bool carry_by_nccl(par_attached *a, const par_device *device)
 {
     td_transport inner = a->transport;
     a->world->on_device = "nccl";
@@ -164,20 +154,22 @@ static uint64_t gpu_key(par_attached *a, const par_device *device)
 
 bool par_carry_by(par_attached *a, const td_mesh *mesh, const par_device *device)
 {
+    par_local *me = par_local_at(a->world, a->rank);
     uint64_t keys[PAR_MAX_RANKS], own = gpu_key(a, device);
     if (!own) td_fail(a->td, TD_ERROR_DEVICE, "rank %d: CUDA does not tell which GPU it has", a->rank);
-    if (!own || !tell_all(a->world, a->rank, &a->transport, mesh->axes, own, keys)) return false;
+    if (!own || !par_group_tell(me, &a->transport, mesh->axes, &own, keys, 1)) return false;
     par_gpu_use use = par_gpu_use_of(keys, a->world->ranks, a->rank);
-    if (!use.shared) return carry_apart(a, device);
+    if (!use.shared) return carry_by_nccl(a, device);
     if (!a->options.share_gpu) return refuse_sharing(a, keys);
     if (a->world->here > 1) /* their driver calls one function at a time, and each waits for the other's */
         return refuse(a, TD_ERROR_UNSUPPORTED, "ranks that are threads of one process cannot share a GPU: start each as a process (--ranks)");
     a->on_gpu = use.with;
-    if (!tell_all(a->world, a->rank, &a->transport, mesh->axes, nccl_shares(), keys)) return false;
+    uint64_t shares = nccl_shares();
+    if (!par_group_tell(me, &a->transport, mesh->axes, &shares, keys, 1)) return false;
     for (int r = 0; r < a->world->ranks; r++)
-        if (!keys[r]) return carry_shared(a, device);
+        if (!keys[r]) return carry_by_host(a, device);
     tell_sharing(a, device, a->on_gpu, "NCCL");
-    return carry_apart(a, device);
+    return carry_by_nccl(a, device);
 }
 
 bool par_carry(par_attached *a, const td_mesh *mesh)

@@ -93,6 +93,14 @@ bool par_group_begin(void *self, int axes, par_meeting meeting, par_group *g)
     return par_stopped(me);
 }
 
+bool par_group_tell(par_local *me, const td_transport *cpu, int axes, const void *own, void *all, int64_t count)
+{
+    me->uncounted = true;
+    bool told = cpu->all_gather(cpu->self, td_axes(0, axes - 1), own, all, count, TD_I64);
+    me->uncounted = false;
+    return told;
+}
+
 bool par_group_finish(const par_group *g)
 {
     par_area *area = par_group_area(g, g->at);

@@ -26,6 +26,9 @@ bool par_group_begin(void *self, int axes, par_meeting meeting, par_group *g);
 bool par_group_finish(const par_group *g);
 /* Whether the member has come to the same as this rank: a pair of different calls would hang or mix up data. */
 bool par_group_same(const par_group *g, int member);
+/* Numbers of each rank, `count` of its own, behind one another: through a CPU transport that was made for `me`, along all `axes` of its mesh;
+ * uncounted, since steps send nothing of it. */
+bool par_group_tell(par_local *me, const td_transport *cpu, int axes, const void *own, void *all, int64_t count);
 /* Whether the dtype of the meeting can be summed. */
 bool par_group_sums(const par_group *g);
 /* Whether a mesh (NULL or without axes: a line of all ranks) has the rank where it is; if so it is the rank's from now on. */

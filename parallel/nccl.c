@@ -162,15 +162,13 @@ static bool connect_axes(par_nccl *n, td_context *td, int axes)
 /* What the CPU transport carries for it is uncounted: steps send nothing of it. */
 static bool connect_all(par_nccl *n, td_context *td)
 {
-    par_area *area = &n->me->world->segment->area[n->me->rank];
-    int64_t calls, sent = par_sent(n->me->world, n->me->rank, &calls);
+    bool connected = true;
     memset(n->of_slot, 0, sizeof n->of_slot);
+    n->me->uncounted = true;
     for (int first = 0; first < n->me->mesh.axes; first++)
-        for (int last = first; last < n->me->mesh.axes; last++)
-            if (!connect_axes(n, td, td_axes(first, last))) return false;
-    atomic_store(&area->calls, calls);
-    atomic_store(&area->sent, sent);
-    return true;
+        for (int last = first; last < n->me->mesh.axes; last++) connected = connected && connect_axes(n, td, td_axes(first, last));
+    n->me->uncounted = false;
+    return connected;
 }
 
 /* ---- Opening and closing --------------------------------------------------------------------------------- */

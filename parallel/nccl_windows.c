@@ -16,21 +16,17 @@ typedef struct layout {
     int64_t bytes[TD_PIECES], places;
 } layout;
 
-/* Each rank's numbers, through the CPU transport; uncounted: steps send nothing of it. */
-static bool tell_all(par_nccl *n, const void *own, void *all, size_t bytes)
+/* `count` numbers of each rank. */
+static bool tell(par_nccl *n, const void *own, void *all, int64_t count)
 {
-    const td_transport *inner = &n->inner;
-    n->me->uncounted = true;
-    bool told = inner->all_gather(inner->self, td_axes(0, n->me->mesh.axes - 1), own, all, (int64_t)(bytes / sizeof(int64_t)), TD_I64);
-    n->me->uncounted = false;
-    return told;
+    return par_group_tell(n->me, &n->inner, n->me->mesh.axes, own, all, count);
 }
 
 static bool compare(par_nccl *n, const td_settled *where, bool *same)
 {
     layout own = { .places = (int64_t)where->layout }, all[PAR_MAX_RANKS];
     for (int i = 0; i < TD_PIECES; i++) own.bytes[i] = where->piece[i].bytes;
-    bool told = tell_all(n, &own, all, sizeof own);
+    bool told = tell(n, &own, all, sizeof own / sizeof(int64_t));
     *same = true;
     for (int r = 0; r < n->me->world->ranks && told; r++) *same = *same && !memcmp(&all[r], &own, sizeof own);
     return told;
@@ -105,7 +101,7 @@ static bool grows(void *self, bool own, bool *any)
     par_nccl *n = self;
     int64_t mine = own, all[PAR_MAX_RANKS];
     *any = own;
-    if (!tell_all(n, &mine, all, sizeof mine)) return false;
+    if (!tell(n, &mine, all, 1)) return false;
     for (int r = 0; r < n->me->world->ranks; r++) *any = *any || all[r];
     return true;
 }

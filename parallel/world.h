@@ -152,7 +152,7 @@ typedef struct par_local {
     par_pace pace;
     bool behind;                               /* its collectives come later than the run they belong to is posted; what carries them says
                                                   where they are */
-    bool uncounted;                            /* who calls its collectives counts them */
+    bool uncounted;                            /* its collectives are counted by who calls them, or are none of a step's */
     struct par_staged *staged;                 /* what takes its GPU's buffers through the host (staged.h); NULL: nothing */
     struct par_nccl *nccl;                     /* what connects its GPU with others' (nccl.h); NULL: nothing */
 } par_local;
