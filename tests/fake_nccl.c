@@ -149,7 +149,15 @@ EXPORT int ncclCommGetAsyncError(nccl_comm c, int *result)
     return NCCL_SUCCESS;
 }
 
-EXPORT const char *ncclGetErrorString(int result) { return result == FAILED ? "internal error" : result == USED_TOO_EARLY ? "a communicator in progress was called" : result == 6 ? "remote process exited" : "?"; }
+EXPORT const char *ncclGetErrorString(int result)
+{
+    switch (result) {
+    case FAILED: return "internal error";
+    case USED_TOO_EARLY: return "a communicator in progress was called";
+    case 6: return "remote process exited";
+    default: return "?";
+    }
+}
 
 EXPORT const char *ncclGetLastError(nccl_comm c)
 {

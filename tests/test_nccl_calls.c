@@ -13,6 +13,7 @@
 #include "parallel/nccl.h"
 #include "tests/check.h"
 #include "tests/fake_nccl.h"
+#include "tests/reach.h"
 
 enum { WORLD = 4, GPU = 5, QUEUE = 77, ANOTHER_QUEUE = 78, STEP = 14 }; /* STEP: par_step_text of step 7 */
 
@@ -540,9 +541,7 @@ END_TEST
 
 /* ---- Windows ---------------------------------------------------------------------------------------------- */
 
-static unsigned char steps[100] = { 21 };
-
-static unsigned char state[50] = { 22 };
+static unsigned char steps[100] = { 21 }, state[50] = { 22 };
 
 /* So many bytes of each. */
 static void settle(const one *o, int64_t of_steps, int64_t of_state, uint64_t layout, bool changes)
@@ -959,41 +958,6 @@ START_TEST(test_a_transport_is_told_of_each_run_of_a_plan)
 }
 END_TEST
 
-static _Thread_local td_settled settles[16];
-static _Thread_local int settled_count, left, left_alone;
-static _Thread_local bool others_grow, says_changed;
-
-static bool note_growth(void *self, bool own, bool *any)
-{
-    (void)self;
-    *any = own || others_grow;
-    return true;
-}
-
-static bool note_settled(void *self, const td_settled *where, bool *changed)
-{
-    (void)self;
-    settles[settled_count++ % 16] = *where;
-    *changed = says_changed;
-    return true;
-}
-
-static bool note_leave(void *self, bool together)
-{
-    (void)self;
-    left++;
-    left_alone += !together;
-    return true;
-}
-
-static const td_reach noted = { .grows = note_growth, .settle = note_settled, .leave = note_leave };
-
-static void forget_settled(void)
-{
-    settled_count = left = left_alone = 0;
-    others_grow = says_changed = false;
-}
-
 /* A step of `count` elements: by how much the number of the arena's places went up, at which graphs are made again. */
 static int step_of(td_context *td, int64_t count)
 {
@@ -1006,33 +970,33 @@ static int step_of(td_context *td, int64_t count)
 START_TEST(test_a_transport_is_told_where_steps_lie)
 {
     td_context *td = open_cpu(TD_F32);
-    td_transport own = { .self = td, .reach = &noted };
+    td_transport own = { .self = td, .reach = &reach_noted };
     td->run.transport = &own;
     td->page_bytes = 1; /* memory is mapped */
-    forget_settled();
+    reach_now = (reach_notes){ 0 };
     ck_assert_int_gt(step_of(td, 10), 0);
-    ck_assert_int_eq(settled_count, 1);
-    ck_assert_int_eq(left, 1);
-    ck_assert_int_ge(settles[0].piece[0].bytes, 40);
+    ck_assert_int_eq(reach_now.settled, 1);
+    ck_assert_int_eq(reach_now.left, 1);
+    ck_assert_int_ge(reach_now.last.piece[0].bytes, 40);
     ck_assert_int_eq(step_of(td, 10), 0);
     ck_assert_int_gt(step_of(td, 3000), 0); /* it grows, which is elsewhere even at the same address */
-    ck_assert_int_eq(settled_count, 2);
-    ck_assert_int_eq(left, 2);
-    ck_assert_ptr_eq(settles[1].piece[0].memory, td->arena);
-    ck_assert_int_eq(settles[1].piece[0].bytes, td->arena_bytes);
+    ck_assert_int_eq(reach_now.settled, 2);
+    ck_assert_int_eq(reach_now.left, 2);
+    ck_assert_ptr_eq(reach_now.last.piece[0].memory, td->arena);
+    ck_assert_int_eq(reach_now.last.piece[0].bytes, td->arena_bytes);
     ck_assert_int_eq(step_of(td, 10), 0); /* has run before */
     ck_assert_int_eq(step_of(td, 11), 0); /* has room */
-    ck_assert_int_eq(settled_count, 3);
-    ck_assert_int_eq(left, 2);
-    says_changed = true;
+    ck_assert_int_eq(reach_now.settled, 3);
+    ck_assert_int_eq(reach_now.left, 2);
+    reach_now.says_changed = true;
     ck_assert_int_eq(step_of(td, 12), 1);
-    says_changed = false;
-    others_grow = true;
+    reach_now.says_changed = false;
+    reach_now.others_grow = true;
     ck_assert_int_eq(step_of(td, 13), 1);
-    ck_assert_int_eq(left, 3);
-    ck_assert_int_eq(left_alone, 0);
+    ck_assert_int_eq(reach_now.left, 3);
+    ck_assert_int_eq(reach_now.left_alone, 0);
     td_close(td);
-    ck_assert_int_eq(left_alone, 1);
+    ck_assert_int_eq(reach_now.left_alone, 1);
 }
 END_TEST
 
@@ -1040,15 +1004,15 @@ END_TEST
 START_TEST(test_a_plan_that_was_made_before_is_settled_when_it_first_runs)
 {
     td_context *td = open_cpu(TD_F32);
-    td_transport own = { .self = td, .reach = &noted };
+    td_transport own = { .self = td, .reach = &reach_noted };
     td->run.transport = &own;
     td->page_bytes = 1;
-    forget_settled();
+    reach_now = (reach_notes){ 0 };
     twice(td, 10);
     ck_assert(td_plan(td));
-    ck_assert_int_eq(settled_count, 0);
+    ck_assert_int_eq(reach_now.settled, 0);
     step_of(td, 10);
-    ck_assert_int_eq(settled_count, 1);
+    ck_assert_int_eq(reach_now.settled, 1);
     td_close(td);
 }
 END_TEST
@@ -1062,17 +1026,17 @@ static int train_told(par_world *world, int rank, void *user)
     static const float x[64];
     (void)user;
     par_attach(td, world, rank, &(par_options){ .strategy = "fsdp", .units = "a,b" });
-    ((td_transport *)td->run.transport)->reach = &noted;
+    ((td_transport *)td->run.transport)->reach = &reach_noted;
     td->page_bytes = 1;
     nn_linear a = nn_linear_make(td_root(td), "a", 8, 8), b = nn_linear_make(td_root(td), "b", 8, 8);
     opt_optimizer *opt = opt_sgd(td_root(td), NULL);
-    forget_settled();
+    reach_now = (reach_notes){ 0 };
     for (int s = 0; s < 2; s++) {
         td_tensor h = nn_linear_apply(&a, td_batch(td, "x", TD_F32, TD_SHAPE(4 + 4 * s, 8), x));
         td_backward(td_mean(td_square(nn_linear_apply(&b, h)), TD_ALL, TD_DROP));
         opt_step(opt, 0.1);
         if (!td_step(td)) return 1;
-        layouts[rank][s] = settles[settled_count - 1].layout;
+        layouts[rank][s] = reach_now.last.layout;
     }
     opt_close(opt);
     td_close(td);

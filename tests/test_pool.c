@@ -8,6 +8,7 @@
 
 #include "tests/check.h"
 #include "tests/on_host/include/cudaTypedefs.h"
+#include "tests/reach.h"
 
 /* The pools beside those of tests/on_host, which are none. */
 #define td_pools own_pools
@@ -147,26 +148,13 @@ typedef struct model {
     opt_optimizer *opt;
 } model;
 
-static int settled, left;
-
-static bool tell_growth(void *self, bool own, bool *any) { return (void)self, *any = own, true; }
-
 /* Each in a piece of its own length, but for steps, which may have more than this plan needs. */
-static bool look_where(void *self, const td_settled *where, bool *changed)
+static void look_at_pieces(const td_settled *where)
 {
-    const model *m = self;
-    settled++;
-    *changed = false;
-    ck_assert_ptr_eq(where->piece[0].memory, m->td->arena);
     ck_assert_uint_ge(piece_at(where->piece[0].memory), (size_t)where->piece[0].bytes);
     for (int i = 1; i < TD_PIECES; i++)
         if (where->piece[i].memory) ck_assert_uint_eq(piece_at(where->piece[i].memory), (size_t)where->piece[i].bytes);
-    return true;
 }
-
-static bool count_leaving(void *self, bool together) { return (void)self, left += 1 + 100 * !together, true; }
-
-static const td_reach looked_at = { .grows = tell_growth, .settle = look_where, .leave = count_leaving };
 
 static void (*close_gpu)(td_context *td);
 
@@ -179,7 +167,7 @@ static void close_device(td_context *td)
 static void open_gpu(model *m)
 {
     *m = (model){ 0 };
-    settled = left = 0;
+    reach_now = (reach_notes){ .look = look_at_pieces };
     most_bytes = 0;
     m->td = td_open(&(td_options){ .device = "cuda", .seed = 3, .threads = 1, .log = check_log_line });
     ck_assert_no_error(m->td);
@@ -190,7 +178,7 @@ static void open_gpu(model *m)
     close_gpu = m->device.close;
     m->device.close = close_device;
     m->td->device = &m->device;
-    m->transport = (td_transport){ .self = m, .reach = &looked_at };
+    m->transport = (td_transport){ .self = m, .reach = &reach_noted };
 }
 
 static void make_layers(model *m)
@@ -260,7 +248,7 @@ START_TEST(test_what_grows_is_of_more_pieces_at_the_same_place)
     ck_assert_uint_gt(m.td->arena_bytes, PAGE);
     ck_assert_uint_lt(piece_at(m.td->arena), (size_t)m.td->arena_bytes);
     ck_assert_uint_eq(m.td->arena_epoch, 1);
-    ck_assert_int_eq(settled + left, 0);
+    ck_assert_int_eq(reach_now.settled + reach_now.left, 0);
     close_model(&m);
 }
 END_TEST
@@ -278,10 +266,10 @@ START_TEST(test_where_ranks_reach_into_it_a_step_is_of_one_piece_and_so_is_state
     ck_assert_uint_ge(piece_at(m.td->arena), (size_t)m.td->arena_bytes);
     ck_assert_int_eq(m.td->state_pieces, 1);
     ck_assert_int_eq(mapped_count, 2);
-    ck_assert_int_eq(settled, 2); /* plans */
-    ck_assert_int_eq(left, 2);    /* and each needed more */
+    ck_assert_int_eq(reach_now.settled, 2); /* plans */
+    ck_assert_int_eq(reach_now.left, 2);    /* and each needed more */
     close_model(&m);
-    ck_assert_int_eq(left, 103);
+    ck_assert_int_eq(reach_now.left_alone, 1);
 }
 END_TEST
 
