@@ -185,7 +185,7 @@ bool par_attach(td_context *td, par_world *world, int rank, const par_options *o
                      : par_transport_none(world, rank, td, &a->transport)))
         return false;
     if (runs && !par_carry(a, &parallel.mesh)) return false;
-    if (runs && ranks > 1) parallel.agree = agree;
+    if (runs && ranks > 1 && !world->rehearsal.seconds) parallel.agree = agree;
     parallel.transport = &a->transport;
     parallel.on_gpu = a->on_gpu;
     parallel.places = places_of(td, &parallel.mesh, a->axis, o.offload);

@@ -9,6 +9,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "parallel/rehearsed.h"
+
 enum { PAR_GPU_ADDRESS = 32 };
 
 typedef struct par_device {
@@ -22,6 +24,7 @@ typedef struct par_device {
     bool (*to_host)(void *queue, void *to, const void *from, int64_t bytes);
     bool (*to_device)(void *queue, void *to, const void *from, int64_t bytes);
     bool (*copy)(void *queue, void *to, const void *from, int64_t bytes); /* within the device's memory */
+    bool (*alone)(void *queue, const par_alone *call);  /* a collective of which this rank alone is there */
     bool (*call)(void *queue, void (*function)(void *user), void *user); /* by a thread of its driver's */
     bool (*wait)(void *queue);                          /* until all before it is done */
     bool (*is_idle)(void *queue);                       /* all before it is done; true too where the device has failed */

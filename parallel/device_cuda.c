@@ -89,7 +89,7 @@ static void free_mark(void *mark) { cudaEventDestroy(mark); }
 
 const par_device par_cuda_device = {
     .key = key_of, .number = number_of, .use = use, .get_host = get_host, .put_host = put_host, .get = get, .put = put, .to_host = to_host,
-    .to_device = to_device, .copy = copy, .call = call, .wait = wait, .is_idle = is_idle, .make_mark = make_mark, .put_mark = put_mark,
+    .to_device = to_device, .copy = copy, .alone = par_cuda_alone, .call = call, .wait = wait, .is_idle = is_idle, .make_mark = make_mark, .put_mark = put_mark,
     .has_passed = has_passed, .free_mark = free_mark,
 };
 

@@ -12,6 +12,7 @@
 #include "parallel/gpus.h"
 #include "parallel/group.h"
 #include "parallel/nccl_library.h"
+#include "parallel/rehearsed.h"
 #include "parallel/transport_nccl.h"
 
 #ifdef TANDEM_CUDA
@@ -175,5 +176,6 @@ bool par_carry_by(par_attached *a, const td_mesh *mesh, const par_device *device
 bool par_carry(par_attached *a, const td_mesh *mesh)
 {
     a->world->on_device = NULL;
+    if (a->world->rehearsal.seconds && mesh->axes) return par_transport_rehearsed(a->world, a->rank, a->td, td_queue(a->td) ? cuda : NULL, &a->transport);
     return !cuda || !td_queue(a->td) || mesh->axes == 0 || par_carry_by(a, mesh, cuda);
 }

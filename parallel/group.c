@@ -111,6 +111,18 @@ bool par_group_finish(const par_group *g)
     return true;
 }
 
+void par_group_ran(par_local *me, td_sent *run, td_sent *of_plan)
+{
+    par_area *area = &me->world->segment->area[me->rank];
+    if (run->calls) {
+        *of_plan = *run;
+        *run = (td_sent){ 0 };
+    } else {
+        atomic_fetch_add(&area->calls, of_plan->calls);
+        atomic_fetch_add(&area->sent, of_plan->bytes);
+    }
+}
+
 /* ---- Sums in rank order ---------------------------------------------------------------------------------- */
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }

@@ -24,6 +24,9 @@ bool par_group_find(par_local *me, int axes, par_group *g);
 bool par_group_begin(void *self, int axes, par_meeting meeting, par_group *g);
 /* Counts what was sent. Where a call failed stays written, for the launcher to tell. Returns true. */
 bool par_group_finish(const par_group *g);
+/* td_transport.ran of transports whose calls a graph repeats without making them. `run`: what has been called, and counted, since the last run;
+ * cleared. A run without calls counts what its plan's first one called. */
+void par_group_ran(par_local *me, td_sent *run, td_sent *of_plan);
 /* Whether the member has come to the same as this rank: a pair of different calls would hang or mix up data. */
 bool par_group_same(const par_group *g, int member);
 /* Numbers of each rank, `count` of its own, behind one another: through a CPU transport that was made for `me`, along all `axes` of its mesh;

@@ -287,6 +287,7 @@ int par_neighbours(const par_world *world, int rank, bool same_cores, int *index
     const par_mpi *m = world->mpi;
     int count = 0;
     *index = rank;
+    if (world->rehearsal.seconds) return 1;
     if (!m) return world->ranks;
     for (int r = 0; r < world->ranks; r++) {
         if (r == rank) *index = count;
@@ -307,6 +308,10 @@ void par_world_text(const par_world *world, char *text, size_t room)
         if (!first) continue;
         hosts++;
         if (used < sizeof names) used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", hosts == 1 ? " (" : ", ", m->who[r].host);
+    }
+    if (world->rehearsal.seconds) {
+        snprintf(text, room, "rank 0 of %d alone, in a rehearsal", world->ranks);
+        return;
     }
     const char *on_device = world->on_device;
     bool staged = on_device && !strcmp(on_device, "staged");

@@ -235,6 +235,16 @@ typedef enum par_collective {
 /* "all_reduce" */
 TD_API const char *par_collective_name(par_collective kind);
 
+/* A world of which rank 0 alone is there, to see on one device what its steps take and hold among `ranks`. What others would send is its own:
+ * values mean nothing, and nothing is compared. A collective takes the time that `seconds` says, of a GPU on `multiprocessors` of its own.
+ * NULL: out of memory, or not 1 to 256 ranks. */
+typedef struct par_rehearsal {
+    double (*seconds)(const void *user, const par_call *call); /* of which kind, ranks, stride and task.sent are set */
+    const void *user;           /* outlives the world */
+    int multiprocessors;        /* 0: 24 */
+} par_rehearsal;
+TD_API par_world *par_world_rehearsed(int ranks, const par_rehearsal *how);
+
 /* Seconds that one of `calls` calls takes which follow one another on the same buffers, of the library that connects ranks with a GPU each,
  * called bare: without plan, graph or count, on td's queue, which is waited for before and behind. All ranks, which td has been attached as one
  * of, call it alike. kind: all_reduce, reduce_scatter, all_gather or all_to_all; count: elements as td_transport has it. NaN and true where

@@ -146,14 +146,7 @@ static int64_t nccl_sent(void *self, int64_t *calls)
 static void nccl_ran(void *self, td_sent *of_plan)
 {
     par_nccl *n = self;
-    par_area *area = &n->me->world->segment->area[n->me->rank];
-    if (n->run.calls) {
-        *of_plan = n->run;
-        n->run = (td_sent){ 0 };
-    } else {
-        atomic_fetch_add(&area->calls, of_plan->calls);
-        atomic_fetch_add(&area->sent, of_plan->bytes);
-    }
+    par_group_ran(n->me, &n->run, of_plan);
     if (n->watched) par_nccl_mark_run(n);
 }
 

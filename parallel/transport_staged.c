@@ -225,9 +225,7 @@ static int64_t staged_sent(void *self, int64_t *calls)
 static void staged_ran(void *self, td_sent *of_plan)
 {
     par_staged *s = self;
-    if (s->run.calls) *of_plan = s->run;
-    else add_sent(s, *of_plan);
-    s->run = (td_sent){ 0 };
+    par_group_ran(s->me, &s->run, of_plan);
 }
 
 static bool staged_is_sound(void *self)

@@ -163,6 +163,16 @@ par_world *par_world_none(int ranks, int rank)
     return NULL;
 }
 
+par_world *par_world_rehearsed(int ranks, const par_rehearsal *how)
+{
+    par_world *world = calloc(1, sizeof *world);
+    if (!world) return NULL;
+    world->rehearsal = *how;
+    if (par_segment_open(world, ranks, NULL, NULL) && par_open_local(world, 0, 1)) return world;
+    par_world_close(world);
+    return NULL;
+}
+
 uint64_t par_layout(void) { return td_hash_text(TANDEM_VERSION) + sizeof(par_segment) + 0x10000 * sizeof(par_area); }
 
 void par_segment_close(par_world *world)

@@ -163,6 +163,7 @@ struct par_world {
     par_segment *segment;                      /* NULL: planning only */
     struct par_mpi *mpi;                       /* the segment is this process's own, others' areas are copies (mpi.h); NULL: shared */
     struct par_meet *meet;                     /* ranks have met by their variables (meet.h); NULL: otherwise */
+    par_rehearsal rehearsal;                   /* .seconds NULL: all ranks are there */
     par_local *local;                          /* `here` of them; NULL: planning only, or the launcher's */
     const char *_Atomic on_device;             /* the transport between GPUs that a context has chosen last; NULL: none */
 };

@@ -89,9 +89,9 @@ void run_bench(run_loop *run, const run_model *model, void *object)
     double ms = run_median_ms(run, &updates), loss = run->loss;
     if (run->ranks > 1 && td_gpu_of(run->td) && !measure_exposed(run, model, object, &b)) return;
     run->loss = loss; /* of the last that was timed */
-    run_say(run, "%s, %s, %s on %d rank%s, batch %lld: %.3f ms a step (median of %lld), %.0f items/s", run->name,
+    run_say(run, "%s, %s, %s on %d rank%s%s, batch %lld: %.3f ms a step (median of %lld), %.0f items/s", run->name,
             run_flags_text(&run->flags, "dtype"), run->strategy, run->ranks, run->ranks == 1 ? "" : "s",
-            (long long)run->batch, ms, (long long)updates, ms > 0 ? 1000 * (double)run->batch / ms : 0);
+            run->rehearses ? ", rehearsed by one" : "", (long long)run->batch, ms, (long long)updates, ms > 0 ? 1000 * (double)run->batch / ms : 0);
     say_of_gpu(run);
     if (run_summary(run, "bench", false)) bench_profile(run, model, object, &b);
 }

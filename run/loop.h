@@ -97,6 +97,8 @@ struct run_loop {
     par_world *world;             /* NULL: one rank */
     int rank, ranks;
     bool scheduled;               /* this process is one of those that a launcher of the system started */
+    bool rehearses;               /* this process is the first of its ranks, and the others are nowhere */
+    int present;                  /* ranks that run: 1 in a rehearsal, else all */
     char strategy[64];
     int64_t comm_before;          /* bytes sent when the update began */
     int64_t comm_bytes;           /* of the last update */

@@ -15,11 +15,12 @@
  * 63 GB/s one way seven eighths are taken to arrive; a host's memory, of two sockets with eight channels of DDR5-4800 (A100: DDR4-3200), is
  * shared by its ranks. What calls reach of the peaks is fitted to the steps and profiles of seven models on one H200 (bench/RESULTS.md):
  * products, limited by power, 94 %, attention 31 % (heads of 64; wider ones do better), what only moves memory 83 %; four
- * tenths of a product's traffic come on top of its computing; a call of a graph takes 2.7 us more. A data sheet's peaks are a quarter (FLOP/s) and a
+ * tenths of a product's traffic come on top of its computing; a call of a graph takes 2.7 us more. NVIDIA's library is taken to have 24 blocks for
+ * a collective, each on a multiprocessor. A data sheet's peaks are a quarter (FLOP/s) and a
  * ninth (bytes/s) above what is measured. */
 #define HOPS(inside_rate, across_rate)                                                               \
     .inside = { (inside_rate), 3.4e-6 }, .across = { (across_rate), 9.6e-6 }, .collective_s = 20e-6, \
-    .call_s = 2.7e-6, .overlaps = true
+    .call_s = 2.7e-6, .collective_multiprocessors = 24, .overlaps = true
 /* Bytes a second to the host, and of the memory of a host with so many ranks. */
 #define HOST(link, memory, ranks) .host = { (link), 10e-6 }, .host_bytes_per_s = (memory) / (ranks)
 #define GPU(name_, major_, minor_, multiprocessors_, l2_mib)                                                                       \
@@ -154,13 +155,14 @@ static bool read_gpu(run_loop *run, const char *path, const td_json *root, td_gp
 
 static bool read_machine(run_loop *run, const char *path, const td_json *root, run_machine *to)
 {
-    double memory = 0, ranks = 1;
+    double memory = 0, ranks = 1, multiprocessors = 0;
     const member table[] = {
         { "memory_bytes", &memory, 1, true, false },         { "memory_bytes_per_s", &to->peak.bytes, 1, true, false },
         { "efficiency", &to->efficiency, 1, false, false },  { "call_us", &to->call_s, 1e-6, false, true },
         { "attention_efficiency", &to->attention, 1, false, false }, { "memory_efficiency", &to->traffic, 1, false, false },
         { "unhidden", &to->unhidden, 1, false, true },
         { "collective_us", &to->collective_s, 1e-6, false, true }, { "host_ranks", &ranks, 1, true, false },
+        { "collective_multiprocessors", &multiprocessors, 1, false, false },
     };
     if (root->kind != TD_JSON_OBJECT) return refuse(run, path, "{", "must be what the file begins with");
     if (!read_numbers(run, path, root, table, sizeof table / sizeof *table, " name source flops inside across host overlap gpu ")) return false;
@@ -169,9 +171,12 @@ static bool read_machine(run_loop *run, const char *path, const td_json *root, r
     if (to->attention > 1) return refuse(run, path, "attention_efficiency", "must be at most 1");
     if (to->traffic > 1) return refuse(run, path, "memory_efficiency", "must be at most 1");
     if (to->unhidden > 1) return refuse(run, path, "unhidden", "must be at most 1");
+    if (multiprocessors != floor(multiprocessors) || multiprocessors > 65536)
+        return refuse(run, path, "collective_multiprocessors", "must be a whole number of at most 65536");
     if (memory > 9e18) return refuse(run, path, "memory_bytes", "is more than there can be");
     to->memory_bytes = (int64_t)memory;
     to->host_ranks = (int)ranks;
+    to->collective_multiprocessors = (int)multiprocessors;
     if (!read_flops(run, path, root, to->peak.flops) || !read_link(run, path, root, "inside", true, &to->inside)) return false;
     to->across = to->inside;
     if (!read_link(run, path, root, "across", false, &to->across) || !read_host(run, path, root, to) ||

@@ -20,6 +20,7 @@ typedef struct run_machine {
     double traffic;               /* the part of bytes a second that calls reach; 0: all */
     double unhidden;              /* of computing and moving bytes the part of the shorter that the longer does not hide: 0 to 1 */
     double call_s, collective_s;  /* what each call takes besides, and each collective besides its ring */
+    int collective_multiprocessors; /* that a collective takes of a GPU, in a rehearsal; 0: not known */
     int64_t memory_bytes;         /* that a rank may hold; 0: not known */
     int host_ranks;               /* ranks of one host */
     run_link inside, across;      /* hosts; each rank has its own link out of its host */

@@ -183,6 +183,22 @@ static void check_strategy_flags(run_loop *run)
     if (strncmp(run_flags_text(&run->flags, "device"), "cuda", 4)) run_check_effect(run, "windows", "device", "cuda");
 }
 
+/* Only a rehearsal of several ranks asks what a machine's links take. */
+static void check_rehearsal(run_loop *run)
+{
+    if (run->flags.command != RUN_BENCH) return;
+    if (!run->rehearses) {
+        run_check_effect(run, "machine", "rehearse", "true");
+        run_check_effect(run, "host-ranks", "rehearse", "true");
+    } else if (run->scheduled)
+        run_fail_usage(run, "--rehearse runs one rank alone: start it without a launcher, with --ranks N");
+    else if (run->ranks == 1)
+        run_fail_usage(run, "--rehearse needs --ranks N, 2 or more: how many ranks there would be");
+    else if (!run_flags_text(&run->flags, "machine"))
+        run_fail_usage(run, "--rehearse needs --machine NAME: whose links take the time of collectives");
+    if (run->rehearses) run_check_effect(run, "windows", "rehearse", "false");
+}
+
 /* Ranks that a launcher of the system started are its to start again. */
 static void check_restarts(run_loop *run)
 {
@@ -217,6 +233,7 @@ static void check_settings(run_loop *run)
     if (!run->is_variant && !run_plans_several(run)) check_strategy_flags(run);
     check_schedule_flags(run);
     if (trains) check_restarts(run);
+    check_rehearsal(run);
     if (trains && run->stop_after && !run->eval_every)
         run_fail_usage(run, "--stop-after needs --eval-every N: it counts those evaluations");
     check_batch(run);
@@ -243,6 +260,8 @@ static void resolve(run_loop *run)
     int scheduled = run->scheduled ? run->ranks : 0;
     run->ranks = alone ? 1 : (int)run_flags_whole(f, planning ? "world" : "ranks");
     if (scheduled) take_scheduled(run, scheduled);
+    run->rehearses = f->command == RUN_BENCH && run_flags_on(f, "rehearse");
+    run->present = run->rehearses ? 1 : run->ranks;
     run->batch = run_flags_whole(f, "batch");
     run->accumulate = f->command & (RUN_TRAIN | RUN_BENCH | RUN_PLAN) ? run_flags_whole(f, "accumulate") : 1;
     run->overfits = f->command == RUN_TRAIN && run_flags_on(f, "overfit-batch");
@@ -322,7 +341,7 @@ static run_loop *open_command(unsigned command, const char *subcommand, int *arg
     if (!defaults) defaults = &none;
     run->flags.command = command;
     run->is_variant = variant != NULL;
-    run->ranks = 1;
+    run->ranks = run->present = 1;
     run->saved_step = -1;
     run->best = (run_best){ .loss = HUGE_VAL, .step = -1, .judged = -1 };
     run->loss = run->first_loss = run->exposed_ms = (double)NAN;

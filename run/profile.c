@@ -26,7 +26,7 @@ bool run_profile_begin(run_loop *run)
 {
     run_profile *p = &run->profile;
     run_busy(run, true);
-    bool measured = td_machine_measure(run->td, run->ranks, &p->machine);
+    bool measured = td_machine_measure(run->td, run->present, &p->machine);
     run_busy(run, false);
     return measured && td_profile_begin(run->td, p->updates * run->accumulate);
 }

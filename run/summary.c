@@ -44,6 +44,7 @@ static void put_run(const run_loop *run, const char *command, td_json_writer *w)
     td_json_put_string(w, "command", command);
     td_json_put_string(w, "strategy", run->strategy);
     td_json_put_integer(w, "world", run->ranks);
+    if (run->rehearses) td_json_put_string(w, "rehearsed", run_flags_text(&run->flags, "machine"));
     td_json_put_string(w, "device", run_flags_text(&run->flags, "device"));
     td_json_put_string(w, "dtype", run_flags_text(&run->flags, "dtype"));
     td_json_put_integer(w, "batch", run->batch);
@@ -71,7 +72,7 @@ void run_put_evaluation(const run_evaluation *e, td_json_writer *w)
 static void put_compute(const run_loop *run, td_json_writer *w)
 {
     td_json_open_array(w, "compute_ms");
-    for (int rank = 0; rank < run->ranks; rank++) td_json_put_number(w, NULL, 1000 * par_computed_s(run->world, rank));
+    for (int rank = 0; rank < run->present; rank++) td_json_put_number(w, NULL, 1000 * par_computed_s(run->world, rank));
     td_json_close_array(w);
 }
 
@@ -94,7 +95,7 @@ static void put_cost(const run_loop *run, td_json_writer *w)
     td_json_put_integer(w, "checkpoint_bytes", run->checkpoint_bytes);
     td_json_put_integer(w, "comm_bytes_per_step", run->comm_bytes);
     td_json_put_number(w, "exposed_comm_ms", run_exposed_ms(run));
-    if (run->ranks > 1) put_compute(run, w);
+    if (run->present > 1) put_compute(run, w);
     td_json_put_integer(w, "plans", report.plans);
 }
 

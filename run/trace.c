@@ -132,7 +132,7 @@ static bool write_whole(run_loop *run, const char *events, size_t bytes)
     size_t size = 0;
     FILE *to = open_memstream(&text, &size);
     bool ok = to && fputs("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[", to) >= 0 && fwrite(events, 1, bytes, to) == bytes;
-    for (int rank = 1; rank < run->ranks && ok && td_error(run->td) == TD_OK; rank++) ok = append_rank(run, rank, to);
+    for (int rank = 1; rank < run->present && ok && td_error(run->td) == TD_OK; rank++) ok = append_rank(run, rank, to);
     ok = ok && fputs("]}\n", to) >= 0;
     if (to && fclose(to)) ok = false;
     if (!ok) td_fail(run->td, TD_ERROR_MEMORY, "out of memory for the trace of the profile: profile fewer updates");

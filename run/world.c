@@ -62,7 +62,7 @@ int run_threads(const run_loop *run)
 /* This rank's part of the threads of all; where it is kept on `own` cores these are its part. */
 static int thread_share(const run_loop *run, int own)
 {
-    int all = run_threads(run), ranks = run->ranks, at = run->rank;
+    int all = run_threads(run), ranks = run->present, at = run->rank;
     bool given = run_flags_whole(&run->flags, "threads") > 0; /* for the ranks of a host together; else what cores they share */
     if (own && !given) return own;
     if (run->scheduled && run->world) ranks = par_neighbours(run->world, run->rank, !given, &at);
@@ -223,7 +223,7 @@ static void launch(run_loop *run, char **argv)
 bool run_launch(run_loop *run, char **argv)
 {
     td_dtype dtype;
-    bool launches = run->flags.command != RUN_PLAN && run->ranks > 1 && !par_launched() && !run->scheduled && !missing(run, &dtype);
+    bool launches = run->flags.command != RUN_PLAN && run->present > 1 && !par_launched() && !run->scheduled && !missing(run, &dtype);
     if (run_plans_several(run)) return false;
     if (launches || run->scheduled || strcmp(run->strategy, "single")) check_strategy(run);
     if (launches) check_gpus(run);
@@ -248,13 +248,26 @@ static void agreed_flags(const run_loop *run, char *text, size_t room)
     for (char *at = text; *at; at++) *at = *at == ' ' ? '_' : *at == '\n' ? ' ' : *at;
 }
 
+static double collective_s(const void *machine, const par_call *call) { return run_collective_s(machine, call); }
+
+/* NULL without memory, or after an error. */
+static par_world *rehearsal(run_loop *run)
+{
+    run_machine *machine = td_own(run->td, sizeof *machine);
+    if (!machine || !run_machine_of(run, machine)) return NULL;
+    run_say(run, "rehearsal: collectives among %d ranks take what they would on %s (%s)", run->ranks, machine->name, machine->source);
+    return par_world_rehearsed(run->ranks, &(par_rehearsal){ collective_s, machine, machine->collective_multiprocessors });
+}
+
 static void attach(run_loop *run)
 {
     bool alone = run->ranks == 1 && !strcmp(run->strategy, "single") && !offload_of(run);
     if (alone || run_failed(run) || run_plans_several(run)) return;
     par_world_options options = { .timeout_s = run_flags_number(&run->flags, "timeout") };
-    if (!run->world && run->flags.command == RUN_PLAN) run->world = par_world_none(run->ranks, 0);
+    if (run->rehearses) run->world = rehearsal(run);
+    else if (!run->world && run->flags.command == RUN_PLAN) run->world = par_world_none(run->ranks, 0);
     else if (!run->world) run->world = par_world_threads(1, &options);
+    if (!run->world && run_failed(run)) return;
     if (!run->world) {
         td_fail(run->td, TD_ERROR_MEMORY, "out of memory for a world of %d rank%s", run->ranks,
                 run->ranks == 1 ? "" : "s");

@@ -88,6 +88,34 @@ START_TEST(test_a_batch_can_grow_with_the_ranks)
 }
 END_TEST
 
+/* What one rank of four sends and holds, on one; how long that takes beside the links that it is told of. */
+START_TEST(test_cells_can_be_rehearsed_by_one_rank)
+{
+    FILE *to = fopen(SHELL_FOLDER "/slow.json", "w");
+    ck_assert_ptr_nonnull(to);
+    fputs("{\"flops\": {\"f32\": 1e9}, \"memory_bytes\": 1e12, \"memory_bytes_per_s\": 1e12, \"host_ranks\": 4, \"inside\": {\"bytes_per_s\": 4e6}}", to);
+    ck_assert_int_eq(fclose(to), 0);
+    ck_assert_sh(0, "$STRATEGIES --model mlp --hidden 16 --batch 24 --steps 3 --ranks 1,4 --strategies ddp,fsdp --rehearse --machine slow.json --json");
+    ck_assert_str_has(err_text, "figures of rehearsals (planned for slow.json");
+    td_context *td = open_cpu(TD_F32);
+    td_json_document *document = td_json_parse(td, out_text, strlen(out_text), "stdout");
+    ck_assert_no_error(td);
+    ck_assert(td_json_get(td_json_root(document), "rehearsed")->boolean);
+    const td_json *cells = td_json_get(td_json_root(document), "cells");
+    ck_assert_int_eq(cells->count, 3);
+    for (const td_json *c = cells->first->next; c; c = c->next) {
+        double peak = number(c, "planned", "peak_bytes"), sent = number(c, "planned", "comm_bytes_per_step");
+        ck_assert_double_gt(sent, 0);
+        ck_assert_double_eq(number(c, "measured", "comm_bytes_per_step"), sent);
+        ck_assert_double_eq_tol(number(c, "measured", "peak_bytes"), peak, 0.01 * peak);
+        ck_assert_double_ge(number(c, "measured", "exposed_comm_ms"), sent / 4e3); /* on the CPU all of it is */
+        ck_assert_double_ge(number(c, "measured", "step_ms"), number(c, "measured", "exposed_comm_ms"));
+    }
+    td_json_close(document);
+    td_close(td);
+}
+END_TEST
+
 /* As the GPT that the shapes are of: what it is asked is noted, `bench` takes 10 ms, and `plan` is the real one's. */
 #define GPT_OF_10_MS                                                                                                                        \
     "echo \"$@\" >>asked; ranks=1; batch=0; [ $1 = bench ] || exec \"$REAL\" \"$@\"\n"                                                       \
@@ -191,6 +219,7 @@ START_TEST(test_mistakes_are_told_in_one_line)
         { 2, "--model mlp --ranks 1,x", "--ranks takes whole numbers" },
         { 2, "--model mlp --steps 0", "--steps takes" },
         { 2, "--model mlp --check", "--check needs --out" },
+        { 2, "--model mlp --check --rehearse --out runs", "a rehearsal's values mean nothing to --check" },
         { 2, "--model mlp --ranks", "needs a value" },
         { 2, "--model mlp --rank-batch 0", "--rank-batch takes" },
         { 2, "--model mlp,absent", "no model's binary" }, /* before any is measured */
@@ -206,7 +235,7 @@ START_TEST(test_mistakes_are_told_in_one_line)
 }
 END_TEST
 
-TESTS("bench strategies", test_cells_stand_beside_what_was_planned, test_a_batch_can_grow_with_the_ranks,
+TESTS("bench strategies", test_cells_stand_beside_what_was_planned, test_a_batch_can_grow_with_the_ranks, test_cells_can_be_rehearsed_by_one_rank,
       test_shapes_are_measured_as_others_measure_them, test_a_cell_that_fails_says_why_and_the_others_go_on,
       test_curves_of_all_strategies_are_one, test_a_curve_that_differs_fails_the_check, test_a_signal_ends_it_and_the_child,
       test_mistakes_are_told_in_one_line)

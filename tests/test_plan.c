@@ -648,6 +648,8 @@ START_TEST(test_mistakes_are_told_in_one_line)
           "\"f32\" must be a number above 0" },
         { 1, "{\"flops\": {\"bf16\": 1}, " MEMORY("1e9") RANKS("2") FAST_LINKS "}", "needs f32 or f64" },
         { 1, "{\"flops\": {\"f32\": 1}, " MEMORY("1e9") RANKS("1.5") FAST_LINKS "}", "whole number" },
+        { 1, "{" FLOPS MEMORY("1e9") RANKS("2") FAST_LINKS ", \"collective_multiprocessors\": 2.5}",
+          "\"collective_multiprocessors\" must be a whole number" },
         { 1, "{\"flops\": {\"f32\": 1}, \"memory\": 1e9}", "\"memory\" is not known" },
         { 1, "{\"flops\": 3, " MEMORY("1e9") RANKS("2") FAST_LINKS "}", "\"flops\" must be an object" },
     };

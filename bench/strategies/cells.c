@@ -104,7 +104,7 @@ static void begin(const bench *b, const cell *of, const char *name, const char *
     add(c, "--strategy");
     add(c, of->strategy);
     add_number(c, ranks, of->ranks);
-    add_number(c, "--threads", (int64_t)b->rank_threads * of->ranks);
+    add_number(c, "--threads", (int64_t)b->rank_threads * (b->rehearses && !strcmp(name, "bench") ? 1 : of->ranks));
     add(c, "--json");
 }
 
@@ -151,6 +151,7 @@ void cell_measure(bench *b, cell *c)
     command timed;
     begin(b, c, "bench", "--ranks", &timed);
     if (b->steps) add_number(&timed, "--steps", b->steps);
+    if (b->rehearses && c->ranks > 1) add(&timed, "--rehearse"), add(&timed, "--machine"), add(&timed, b->machine);
     td_json_document *document = ask(b, &timed, c->error);
     const td_json *root = td_json_root(document);
     if (document) c->measured = figures_of(root, root, "peak_bytes");

@@ -30,6 +30,7 @@ static const char help[] =
     "  --rank-batch N        rows of each rank, so that the batch grows with the ranks (a shape's; else one batch on any ranks)\n"
     "  --steps N             updates timed (100), or with --check trained (20)\n"
     "  --rank-threads N      CPU threads of each rank (cores / the most ranks)\n"
+    "  --rehearse            the first rank of each cell alone: what the others would send takes the time that --machine says\n"
     "  --check               train, and compare losses with those of one rank: to 1e-10 in f64, 1e-5 in f32\n"
     "  --dtype NAME          (f32; with --check f64)\n"
     "  --json                an object a model on stdout, and the table on stderr\n"
@@ -37,7 +38,7 @@ static const char help[] =
 
 typedef struct options {
     const char *model, *strategies, *ranks, *device, *machine, *out, *dtype, *steps, *rank_threads, *rank_batch;
-    bool checks, helps, prints_json;
+    bool checks, rehearses, helps, prints_json;
 } options;
 
 static int usage(const char *format, const char *what)
@@ -64,6 +65,7 @@ static int read_options(int argc, char **argv, options *o, bench *b)
         if (to && !equals && i + 1 == argc) return usage("%s needs a value behind it", argv[i]);
         if (to) *to = equals ? equals + 1 : argv[++i];
         else if (!strcmp(argv[i], "--check")) o->checks = true;
+        else if (!strcmp(argv[i], "--rehearse")) o->rehearses = true;
         else if (!strcmp(argv[i], "--json")) o->prints_json = true;
         else if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) o->helps = true;
         else if (b->word_count == WORDS) return usage("%s is one flag too many", argv[i]);
@@ -104,8 +106,9 @@ static int most_ranks(const bench *b)
 static int settle(const options *o, bench *b)
 {
     if (!o->model) return usage("%s NAME is needed: the model to run", "--model");
-    b->device = o->device, b->checks = o->checks, b->prints_json = o->prints_json;
+    b->device = o->device, b->checks = o->checks, b->rehearses = o->rehearses, b->prints_json = o->prints_json;
     b->table = o->prints_json ? stderr : stdout;
+    if (o->checks && o->rehearses) return usage("a rehearsal's values mean nothing to %s", "--check");
     if (o->checks && !o->out) return usage("%s needs --out DIR: where its runs go", "--check");
     if (o->out && strlen(o->out) > PATH_ROOM / 16) return usage("%s is too long a path", "--out");
     if (o->steps && !(b->steps = count_of(o->steps))) return usage("--steps takes a whole number of at least 1, not '%s'", o->steps);
@@ -131,8 +134,8 @@ static bool make_cells(const options *o, bench *b)
     snprintf(ranks, sizeof ranks, "%s%.500s", adds_one ? "1," : "", o->ranks);
     b->cell_count = 0;
     if (!cells_make(b, strategies, ranks)) return false;
-    int cores = (int)sysconf(_SC_NPROCESSORS_ONLN), most = most_ranks(b);
-    if (!b->rank_threads) b->rank_threads = cores > most ? cores / most : 1;
+    int cores = (int)sysconf(_SC_NPROCESSORS_ONLN), most = most_ranks(b), at_once = b->rehearses ? 1 : most;
+    if (!b->rank_threads) b->rank_threads = cores > at_once ? cores / at_once : 1;
     bool on_gpu = !strncmp(b->device, "cuda", 4);
     b->machine = o->machine ? o->machine : !on_gpu ? "cpu" : most <= 2 ? "h200x2" : most <= 4 ? "h200x4" : "h200x8";
     return true;

@@ -32,8 +32,8 @@ void report_begin(const bench *b)
     char rows[48] = "", rate[24];
     if (b->rank_rows) snprintf(rows, sizeof rows, ", %d rows a rank", b->rank_rows);
     snprintf(rate, sizeof rate, "%s/s", b->shape ? "tokens" : "items");
-    fprintf(b->table, "%s on %s%s%s%s, %d thread%s a rank; figures measured (planned for %s, planned / measured)\n", b->model, b->device,
-            b->dtype ? ", " : "", b->dtype ? b->dtype : "", rows, b->rank_threads, b->rank_threads == 1 ? "" : "s", b->machine);
+    fprintf(b->table, "%s on %s%s%s%s, %d thread%s a rank; figures %s (planned for %s, planned / measured)\n", b->model, b->device,
+            b->dtype ? ", " : "", b->dtype ? b->dtype : "", rows, b->rank_threads, b->rank_threads == 1 ? "" : "s", b->rehearses ? "of rehearsals" : "measured", b->machine);
     fprintf(b->table, "%5s %-12s %22s %10s %26s %30s %22s %16s %10s\n", "ranks", "strategy", rate, "efficiency", "ms a step", "MiB a rank",
             "MB sent a step", "exposed ms", "of a step");
     fflush(b->table);
@@ -111,6 +111,7 @@ bool report_write(const bench *b)
     td_json_put_string(&w, "model", b->model);
     td_json_put_string(&w, "device", b->device);
     td_json_put_string(&w, "machine", b->machine);
+    td_json_put_boolean(&w, "rehearsed", b->rehearses);
     td_json_put_string(&w, "dtype", b->dtype);
     if (b->rank_rows) td_json_put_integer(&w, "rows_a_rank", b->rank_rows);
     td_json_put_integer(&w, "threads_a_rank", b->rank_threads);

@@ -49,6 +49,7 @@ typedef struct bench {
     const char *device, *machine, *dtype; /* dtype NULL: the binary's own */
     const shape *shape;           /* NULL: the model is a binary, and as its flags say */
     bool checks;
+    bool rehearses;               /* the first rank of each cell is there alone */
     FILE *table;                  /* where figures go as text */
     bool prints_json;             /* and what is in results.json to stdout */
     int steps;                    /* 0: the binary's own */

@@ -67,6 +67,8 @@ template <typename Call> static inline on_host_caller<Call> on_host_kernel(const
     return { call, { name, {}, {}, 0, nullptr, nullptr }, nullptr };
 }
 
+static inline void __nanosleep(unsigned) {}
+
 /* ---- Warps */
 
 template <typename T> struct on_host_shuffled {

@@ -2,6 +2,8 @@
 #ifndef TANDEM_TESTS_PTX_H
 #define TANDEM_TESTS_PTX_H
 
+#include <time.h>
+
 /* ---- 16-bit floats: to the nearest, ties to even; NaN is one that a GPU makes */
 
 static inline float on_host_from_bf16(unsigned bits) { return __uint_as_float(bits << 16); }
@@ -49,6 +51,14 @@ static inline void ptx_rcp_approx_ftz_f32(float &y, float x) { y = on_host_flush
 static inline void ptx_ex2_approx_ftz_f32(float &y, float x) { y = on_host_flushed(exp2f(on_host_flushed(x))); }
 
 static inline void ptx_prefetch_global_L2(const void *) {}
+
+/* The only register that is read so: %globaltimer. */
+static inline void ptx_mov_u64(unsigned long long &ns)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    ns = 1000000000ULL * (unsigned long long)t.tv_sec + (unsigned long long)t.tv_nsec;
+}
 
 /* ---- Shared memory. An address of it is a distance from what the launch asked for. */
 
